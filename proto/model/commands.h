@@ -23,7 +23,10 @@ struct Welcome {                     // answer to AgentHello
   std::array<uint8_t, 32> heartbeat_key{};  // filled by the shell
   std::vector<ProcessId> keep;       // every other process is killed
 };
-struct Refuse { std::string message; };  // the agent must not serve: name taken, version too old, dead incarnation
+struct Refuse {                      // the agent must not serve: it kills all its processes
+  std::string message;
+  bool permanent = false;            // a person must act (name taken, version too old): the agent exits. Otherwise its
+};                                   // incarnation is dead: it comes back with a fresh nonce
 struct SpawnProcess {
   JobUid job;
   ProcessId process;
