@@ -10,12 +10,16 @@
 namespace everstep::examples::kernels {
 namespace {
 
-// Matrix products cut their operands by cache size, and the cut is part of the order of summation. Fixed sizes
-// make the results equal on every processor of one instruction set; the values suit a 32 KiB / 1 MiB machine.
-[[maybe_unused]] const bool g_cache_sizes_fixed = [] {
-  Eigen::setCpuCacheSizes(32 * 1024, 1024 * 1024, 4 * 1024 * 1024);
-  return true;
-}();
+// Matrix products cut their operands by cache size, and the cut is part of the order of summation.
+// Fixed sizes make the results equal on every processor of one instruction set; the values suit a
+// 32 KiB / 1 MiB machine. At first use rather than at start-up: nothing here may run before the
+// processor was checked.
+void FixCacheSizes() {
+  [[maybe_unused]] static const bool once = [] {
+    Eigen::setCpuCacheSizes(32 * 1024, 1024 * 1024, 4 * 1024 * 1024);
+    return true;
+  }();
+}
 
 template <typename Scalar>
 using RowMajor = Eigen::Matrix<Scalar, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -35,6 +39,7 @@ MutableMap<Scalar> Of(const View<Scalar>& v) {
 
 template <typename Scalar, typename A, typename B>
 void Product(const A& a, const B& b, const View<Scalar>& out, Write write) {
+  FixCacheSizes();
   MutableMap<Scalar> target = Of(out);
   if (write == Write::kOverwrite) {
     target.noalias() = a * b;
@@ -43,8 +48,8 @@ void Product(const A& a, const B& b, const View<Scalar>& out, Write write) {
   }
 }
 
-// Element-wise work and sums go through arrays of this fixed length: the compiler then knows the packet path, and
-// no run-time test of a pointer's alignment decides between packets and scalars.
+// Element-wise work and sums go through arrays of this fixed length: the compiler then knows the
+// packet path, and no run-time test of a pointer's alignment decides between packets and scalars.
 constexpr int64_t kLanes = 16;
 template <typename Scalar>
 using Lanes = Eigen::Array<Scalar, kLanes, 1>;
@@ -114,7 +119,8 @@ void ScaleBy(Scalar* x, int64_t count, Scalar factor) {
   for (int64_t i = 0; i < count; ++i) x[i] *= factor;
 }
 
-// The C library's log differs between its versions and processors by the last bit; Eigen's packets do not.
+// The C library's log differs between its versions and processors by the last bit; Eigen's packets
+// do not.
 template <typename Scalar>
 Scalar LogOf(Scalar x) {
   const Lanes<Scalar> value = Lanes<Scalar>::Constant(x).log();
@@ -238,8 +244,8 @@ void AttentionBackward(const AttentionShape& shape, const Scalar* qkv, const Sca
       const View<const Scalar> q{qkv + at, length, head, 3 * width};
       const View<const Scalar> k{qkv + at + width, length, head, 3 * width};
       const View<const Scalar> v{qkv + at + 2 * width, length, head, 3 * width};
-      const View<const Scalar> weights{
-          probabilities + (s * shape.head_count + h) * length * length, length, length, length};
+      const View<const Scalar> weights{probabilities + (s * shape.head_count + h) * length * length,
+                                       length, length, length};
       const View<const Scalar> out{mixed_gradient + s * length * width + h * head, length, head,
                                    width};
       Scalar* to = qkv_gradient + at;
@@ -321,8 +327,9 @@ double SquareSum(const Scalar* x, int64_t count) {
 }
 
 template <typename Scalar>
-void AdamWUpdate(const AdamWCoefficients<Scalar>& c, const Scalar* gradients, Scalar* parameters,
-                 Scalar* m, Scalar* v, int64_t count) {
+void AdamWUpdate(const AdamWCoefficients<Scalar>& c, const Scalar* __restrict gradients,
+                 Scalar* __restrict parameters, Scalar* __restrict m, Scalar* __restrict v,
+                 int64_t count) {
   const AdamWCoefficients<Scalar> k = c;
   for (int64_t i = 0; i < count; ++i) {
     const Scalar g = gradients[i] * k.gradient_scale;
@@ -333,20 +340,20 @@ void AdamWUpdate(const AdamWCoefficients<Scalar>& c, const Scalar* gradients, Sc
   }
 }
 
-#define EVERSTEP_INSTANTIATE(S)                                                                   \
-  template void MatMul<S>(View<const S>, View<const S>, View<S>, Write);                          \
-  template void MatMulTransposedA<S>(View<const S>, View<const S>, View<S>, Write);               \
-  template void MatMulTransposedB<S>(View<const S>, View<const S>, View<S>, Write);               \
-  template void AddTo<S>(const S*, S*, int64_t);                                                  \
-  template void RmsNormForward<S>(View<const S>, const S*, S*, S*);                               \
-  template void RmsNormBackward<S>(View<const S>, const S*, const S*, const S*, S*, S*);          \
-  template void AttentionForward<S>(const AttentionShape&, const S*, S*, S*);                     \
+#define EVERSTEP_INSTANTIATE(S)                                                                    \
+  template void MatMul<S>(View<const S>, View<const S>, View<S>, Write);                           \
+  template void MatMulTransposedA<S>(View<const S>, View<const S>, View<S>, Write);                \
+  template void MatMulTransposedB<S>(View<const S>, View<const S>, View<S>, Write);                \
+  template void AddTo<S>(const S*, S*, int64_t);                                                   \
+  template void RmsNormForward<S>(View<const S>, const S*, S*, S*);                                \
+  template void RmsNormBackward<S>(View<const S>, const S*, const S*, const S*, S*, S*);           \
+  template void AttentionForward<S>(const AttentionShape&, const S*, S*, S*);                      \
   template void AttentionBackward<S>(const AttentionShape&, const S*, const S*, const S*, S*, S*); \
-  template void GeluForward<S>(const S*, S*, int64_t);                                            \
-  template void GeluBackward<S>(const S*, S*, int64_t);                                           \
-  template double CrossEntropyForward<S>(View<S>, const uint8_t*);                                \
-  template void CrossEntropyBackward<S>(View<S>, const uint8_t*, S);                              \
-  template double SquareSum<S>(const S*, int64_t);                                                \
+  template void GeluForward<S>(const S*, S*, int64_t);                                             \
+  template void GeluBackward<S>(const S*, S*, int64_t);                                            \
+  template double CrossEntropyForward<S>(View<S>, const uint8_t*);                                 \
+  template void CrossEntropyBackward<S>(View<S>, const uint8_t*, S);                               \
+  template double SquareSum<S>(const S*, int64_t);                                                 \
   template void AdamWUpdate<S>(const AdamWCoefficients<S>&, const S*, S*, S*, S*, int64_t)
 
 EVERSTEP_INSTANTIATE(float);

@@ -1,11 +1,14 @@
-// The arithmetic of the example model: matrix products, normalisation, attention, GELU, softmax cross-entropy and
-// AdamW on raw row-major arrays. Called by transformer.cc and adamw.cc only; pure functions, usable on any thread.
+// The arithmetic of the example model: matrix products, normalisation, attention, GELU, softmax
+// cross-entropy and AdamW on raw row-major arrays. Called by transformer.cc and adamw.cc only; pure
+// functions, usable on any thread.
 //
-// kernels.cc alone is compiled for the wider instruction set (EVERSTEP_NATIVE_ARCH) and alone includes Eigen, so
-// that no inline function built with AVX2 can be linked into code that runs before the processor check.
+// kernels.cc alone is compiled for the wider instruction set (EVERSTEP_NATIVE_ARCH) and alone
+// includes Eigen, so that no inline function built with AVX2 can be linked into code that runs
+// before the processor check.
 //
-// Invariant: a result depends on values and sizes only, never on addresses: sums run in fixed lanes, transcendental
-// functions always take the packet path, and cache-dependent block sizes are fixed at start.
+// Invariant: a result depends on values and sizes only, never on addresses: sums run in fixed
+// lanes, transcendental functions always take the packet path, and cache-dependent block sizes are
+// fixed at start.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +54,8 @@ struct AttentionShape {
   int64_t head_count = 0;
   int64_t head_width = 0;
 };
-// qkv: one row per token, [q | k | v], each head_count · head_width wide. probabilities: [sequence, head, length,
-// length], kept for the backward pass. mixed: one row per token.
+// qkv: one row per token, [q | k | v], each head_count · head_width wide. probabilities: [sequence,
+// head, length, length], kept for the backward pass. mixed: one row per token.
 template <typename Scalar>
 void AttentionForward(const AttentionShape& shape, const Scalar* qkv, Scalar* probabilities,
                       Scalar* mixed);
@@ -68,7 +71,8 @@ void GeluForward(const Scalar* x, Scalar* out, int64_t count);
 template <typename Scalar>
 void GeluBackward(const Scalar* x, Scalar* gradient, int64_t count);
 
-// Turns each row of logits into probabilities and returns the sum of the negative log-likelihoods of the targets.
+// Turns each row of logits into probabilities and returns the sum of the negative log-likelihoods
+// of the targets.
 template <typename Scalar>
 double CrossEntropyForward(View<Scalar> logits, const uint8_t* targets);
 // Turns probabilities into the gradient of `scale` times that sum with respect to the logits.
@@ -81,15 +85,15 @@ double SquareSum(const Scalar* x, int64_t count);
 
 template <typename Scalar>
 struct AdamWCoefficients {
-  Scalar gradient_scale;    // clipping
+  Scalar gradient_scale;  // clipping
   Scalar beta1, beta2;
-  Scalar step_size;         // learning rate / (1 − β1^t)
-  Scalar variance_scale;    // 1 / (1 − β2^t)
+  Scalar step_size;       // learning rate / (1 − β1^t)
+  Scalar variance_scale;  // 1 / (1 − β2^t)
   Scalar epsilon;
-  Scalar keep;              // 1 − learning rate · weight decay
+  Scalar keep;  // 1 − learning rate · weight decay
 };
 template <typename Scalar>
-void AdamWUpdate(const AdamWCoefficients<Scalar>& c, const Scalar* gradients, Scalar* parameters, Scalar* m,
-                 Scalar* v, int64_t count);
+void AdamWUpdate(const AdamWCoefficients<Scalar>& c, const Scalar* gradients, Scalar* parameters,
+                 Scalar* m, Scalar* v, int64_t count);
 
 }  // namespace everstep::examples::kernels
