@@ -389,7 +389,10 @@ struct CommandWriter {
     to->set_heartbeat_key(std::string(in.heartbeat_key.begin(), in.heartbeat_key.end()));
     for (ProcessId process : in.keep) to->add_keep(process.value);
   }
-  void operator()(const Refuse& in) { out->mutable_refuse()->set_message(ToUtf8(in.message)); }
+  void operator()(const Refuse& in) {
+    out->mutable_refuse()->set_message(ToUtf8(in.message));
+    out->mutable_refuse()->set_permanent(in.permanent);
+  }
   void operator()(const SpawnProcess& in) {
     auto* to = out->mutable_spawn_process();
     to->set_job(in.job.value);
@@ -520,7 +523,7 @@ DropSnapshots ReadDrop(Reader& r, const v1::DropSnapshots& in) {
 Command ReadCommand(Reader& r, const v1::ControllerMessage& m) {
   switch (m.command_case()) {
     case v1::ControllerMessage::kWelcome: return ReadWelcome(r, m.welcome());
-    case v1::ControllerMessage::kRefuse: return Refuse{r.Text(m.refuse().message(), "message")};
+    case v1::ControllerMessage::kRefuse: return Refuse{r.Text(m.refuse().message(), "message"), m.refuse().permanent()};
     case v1::ControllerMessage::kSpawnProcess: return ReadSpawn(r, m.spawn_process());
     case v1::ControllerMessage::kKillProcess: {
       const auto& in = m.kill_process();
