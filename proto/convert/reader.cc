@@ -83,7 +83,7 @@ void Reader::Fail(const char* field, const std::string& why) {
 }
 
 std::string Reader::Name(const std::string& in, const char* field) {
-  if (IsName(in)) return in;
+  if (origin_ == Origin::kOwn || IsName(in)) return in;
   if (in.empty()) {
     Fail(field, "is empty; it needs a name");
   } else {
@@ -98,6 +98,7 @@ std::string Reader::NameOrEmpty(const std::string& in, const char* field) {
 }
 
 std::string Reader::Text(const std::string& in, const char* field, size_t bytes_max) {
+  if (origin_ == Origin::kOwn) return in;
   if (in.size() > bytes_max) {
     Fail(field, fmt::format("has {} bytes; at most {} are allowed", in.size(), bytes_max));
     return {};
@@ -110,7 +111,7 @@ std::string Reader::Text(const std::string& in, const char* field, size_t bytes_
 }
 
 std::string Reader::Address(const std::string& in, const char* field) {
-  if (in.empty()) return in;
+  if (in.empty() || origin_ == Origin::kOwn) return in;
   const size_t colon = in.rfind(':');
   bool good = in.size() <= kAddressBytesMax && colon != std::string::npos && colon > 0 &&
               colon + 1 < in.size() && in.size() - colon - 1 <= 5;

@@ -37,6 +37,11 @@ inline constexpr size_t kArgumentBytesMax = 128 * 1024;  // the kernel's own lim
 
 class Reader {
  public:
+  // kUntrusted: from the network. kOwn: what this program wrote to its own disk; names and texts were checked when
+  // they came in and are taken as they are, numbers and enums are still bounded.
+  enum class Origin { kUntrusted, kOwn };
+  explicit Reader(Origin origin = Origin::kUntrusted) : origin_(origin) {}
+
   // The first problem, or OK.
   const Status& status() const { return status_; }
   bool ok() const { return status_.ok(); }
@@ -81,6 +86,7 @@ class Reader {
 
  private:
   struct Part { const char* field; int64_t index; };
+  const Origin origin_;
   std::vector<Part> path_;
   Status status_;
 };
