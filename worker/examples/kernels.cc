@@ -1,4 +1,3 @@
-// Checked by the header: Eigen may use no threads (the order of a sum must not depend on them).
 #define EIGEN_DONT_PARALLELIZE
 #define EIGEN_NO_DEBUG
 
@@ -7,46 +6,24 @@
 #include <Eigen/Core>
 #include <cmath>
 
+#include "worker/examples/matmul.h"
+
 namespace everstep::examples::kernels {
 namespace {
 
-// Matrix products cut their operands by cache size, and the cut is part of the order of summation.
-// Fixed sizes make the results equal on every processor of one instruction set; the values suit a
-// 32 KiB / 1 MiB machine. At first use rather than at start-up: nothing here may run before the
-// processor was checked.
-void FixCacheSizes() {
-  [[maybe_unused]] static const bool once = [] {
-    Eigen::setCpuCacheSizes(32 * 1024, 1024 * 1024, 4 * 1024 * 1024);
-    return true;
-  }();
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// The products themselves are not instrumented (matmul.cc); their operands' corners are looked at
+// here.
+template <typename Scalar>
+void LookAt(const View<Scalar>& v) {
+  static_cast<void>(*static_cast<const volatile Scalar*>(v.data));
+  static_cast<void>(
+      *static_cast<const volatile Scalar*>(v.data + (v.rows - 1) * v.stride + v.columns - 1));
 }
-
+#else
 template <typename Scalar>
-using RowMajor = Eigen::Matrix<Scalar, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-template <typename Scalar>
-using ConstMap = Eigen::Map<const RowMajor<Scalar>, Eigen::Unaligned, Eigen::OuterStride<>>;
-template <typename Scalar>
-using MutableMap = Eigen::Map<RowMajor<Scalar>, Eigen::Unaligned, Eigen::OuterStride<>>;
-
-template <typename Scalar>
-ConstMap<Scalar> Of(const View<const Scalar>& v) {
-  return ConstMap<Scalar>(v.data, v.rows, v.columns, Eigen::OuterStride<>(v.stride));
-}
-template <typename Scalar>
-MutableMap<Scalar> Of(const View<Scalar>& v) {
-  return MutableMap<Scalar>(v.data, v.rows, v.columns, Eigen::OuterStride<>(v.stride));
-}
-
-template <typename Scalar, typename A, typename B>
-void Product(const A& a, const B& b, const View<Scalar>& out, Write write) {
-  FixCacheSizes();
-  MutableMap<Scalar> target = Of(out);
-  if (write == Write::kOverwrite) {
-    target.noalias() = a * b;
-  } else {
-    target.noalias() += a * b;
-  }
-}
+void LookAt(const View<Scalar>&) {}
+#endif
 
 // Element-wise work and sums go through arrays of this fixed length: the compiler then knows the
 // packet path, and no run-time test of a pointer's alignment decides between packets and scalars.
@@ -152,15 +129,24 @@ const char* InstructionSetName() {
 
 template <typename Scalar>
 void MatMul(View<const Scalar> a, View<const Scalar> b, View<Scalar> out, Write write) {
-  Product<Scalar>(Of(a), Of(b), out, write);
+  LookAt(a);
+  LookAt(b);
+  LookAt(out);
+  products::MatMul<Scalar>(a, b, out, write);
 }
 template <typename Scalar>
 void MatMulTransposedA(View<const Scalar> a, View<const Scalar> b, View<Scalar> out, Write write) {
-  Product<Scalar>(Of(a).transpose(), Of(b), out, write);
+  LookAt(a);
+  LookAt(b);
+  LookAt(out);
+  products::MatMulTransposedA<Scalar>(a, b, out, write);
 }
 template <typename Scalar>
 void MatMulTransposedB(View<const Scalar> a, View<const Scalar> b, View<Scalar> out, Write write) {
-  Product<Scalar>(Of(a), Of(b).transpose(), out, write);
+  LookAt(a);
+  LookAt(b);
+  LookAt(out);
+  products::MatMulTransposedB<Scalar>(a, b, out, write);
 }
 
 template <typename Scalar>

@@ -2,9 +2,9 @@
 // cross-entropy and AdamW on raw row-major arrays. Called by transformer.cc and adamw.cc only; pure
 // functions, usable on any thread.
 //
-// kernels.cc alone is compiled for the wider instruction set (EVERSTEP_NATIVE_ARCH) and alone
-// includes Eigen, so that no inline function built with AVX2 can be linked into code that runs
-// before the processor check.
+// kernels.cc and matmul.cc alone are compiled for the wider instruction set (EVERSTEP_NATIVE_ARCH)
+// and alone include Eigen, so that no inline function built with AVX2 can be linked into code that
+// runs before the processor check.
 //
 // Invariant: a result depends on values and sizes only, never on addresses: sums run in fixed
 // lanes, transcendental functions always take the packet path, and cache-dependent block sizes are
