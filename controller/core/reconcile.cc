@@ -1,0 +1,233 @@
+// Level-driven upkeep: waiting jobs are planned again, standbys are kept warm, widths restored, draining servers
+// emptied. Runs after a step that changed something; looks at state only, never at what happened.
+#include <algorithm>
+#include <functional>
+
+#include <fmt/format.h>
+
+#include "controller/core/controller_impl.h"
+
+namespace everstep {
+
+int32_t ControllerCore::Impl::WorldWanted(const JobEntry& entry) const {
+  const int32_t world = entry.spec.servers_wanted * entry.spec.ranks_per_server;
+  return std::max(entry.spec.pipeline_stages, world / entry.spec.pipeline_stages * entry.spec.pipeline_stages);
+}
+
+int32_t ControllerCore::Impl::WorldMin(const JobEntry& entry) const {
+  return std::max(entry.spec.pipeline_stages, entry.spec.servers_min * entry.spec.ranks_per_server);
+}
+
+bool ControllerCore::Impl::HigherClaim(const JobRow& a, const JobRow& b) const {
+  const JobEntry& x = Entry(a);
+  const JobEntry& y = Entry(b);
+  if (x.ended || y.ended) return false;
+  if (x.spec.priority != y.spec.priority) return x.spec.priority > y.spec.priority;
+  return x.order < y.order;
+}
+
+std::vector<JobRow*> ControllerCore::Impl::JobsByClaim() {
+  std::vector<JobRow*> rows;
+  for (auto& [uid, job] : jobs_) {
+    if (job.stage != JobStage::kEnded) rows.push_back(&job);
+  }
+  std::sort(rows.begin(), rows.end(), [this](const JobRow* a, const JobRow* b) { return HigherClaim(*a, *b); });
+  return rows;
+}
+
+int32_t ControllerCore::Impl::MissingRanks(const JobRow& job) const {
+  int32_t live = 0;
+  for (const ProcessRow* process : ProcessesOf(job.uid)) {
+    if (process->member && !process->exited && !process->excluded && !process->kill_sent) ++live;
+  }
+  return std::max(0, WorldWanted(Entry(job)) - live);
+}
+
+// Who sits on a device: a process that lives there, else one that is being killed.
+ProcessRow* ControllerCore::Impl::Occupant(const ServerId& server, DeviceIndex device) {
+  auto it = server_processes_.find(server);
+  if (it == server_processes_.end()) return nullptr;
+  ProcessRow* dying = nullptr;
+  for (ProcessId id : it->second) {
+    ProcessRow& process = processes_.at(id);
+    if (process.exited || process.device != device) continue;
+    if (!process.kill_sent) return &process;
+    dying = &process;
+  }
+  return dying;
+}
+
+void ControllerCore::Impl::Reconcile() {
+  dirty_ = false;
+  // Rows of the dead are kept while a recovery may still want them; then they go.
+  std::vector<ProcessId> gone;
+  for (auto& [id, process] : processes_) {
+    JobRow* job = FindJob(process.job);
+    if (!process.exited) {
+      if (!process.spawn_sent && !process.started && !process.kill_sent && job != nullptr &&
+          job->stage != JobStage::kEnded) {
+        SpawnPlanned(*job, process);
+      }
+      continue;
+    }
+    const bool settled = job == nullptr || job->stage == JobStage::kEnded ||
+                         (job->stage == JobStage::kRunning && process.assigned != Entry(*job).fenced);
+    if (settled && !process.planned) gone.push_back(id);
+  }
+  for (ProcessId id : gone) {
+    const ProcessRow& process = processes_.at(id);
+    job_processes_[process.job].erase(id);
+    server_processes_[process.server].erase(id);
+    processes_.erase(id);
+  }
+  for (JobRow* job : JobsByClaim()) {
+    if (job->stage == JobStage::kWaiting) TryPlan(*job);
+  }
+  for (JobRow* job : JobsByClaim()) {
+    if (job->stage != JobStage::kRunning) continue;
+    ReconcileDrain(*job);
+    if (job->stage == JobStage::kRunning) ReconcileWidth(*job);
+    if (job->stage == JobStage::kRunning) ReconcileStandbys(*job);
+  }
+}
+
+namespace {
+
+struct StandbyCount {
+  int32_t ready = 0;
+  int32_t starting = 0;
+};
+
+}  // namespace
+
+static StandbyCount CountStandbys(const std::vector<ProcessRow*>& processes,
+                                  const std::function<bool(const ServerId&)>& usable) {
+  StandbyCount count;
+  for (const ProcessRow* process : processes) {
+    if (process->member || process->exited || process->kill_sent || !usable(process->server)) continue;
+    ++(process->joined ? count.ready : count.starting);
+  }
+  return count;
+}
+
+void ControllerCore::Impl::ReconcileStandbys(JobRow& job) {
+  const JobEntry& entry = Entry(job);
+  if (entry.spec.opaque || now_.instant < job.standby_at) return;
+  int32_t leaving = 0;
+  for (const ProcessRow* process : ProcessesOf(job.uid)) {
+    if (process->member && !process->exited && Draining(process->server)) ++leaving;
+  }
+  const int32_t wanted = entry.spec.standbys_wanted + MissingRanks(job) + leaving;
+  const StandbyCount count = CountStandbys(ProcessesOf(job.uid), [this](const ServerId& id) {
+    const ServerRow* server = FindServer(id);
+    return server != nullptr && Usable(*server);
+  });
+  for (int32_t have = count.ready + count.starting; have < wanted; ++have) {
+    if (SpawnStandby(job, true) == nullptr) return;
+  }
+}
+
+// On a free device of a usable server, best one that has no rank of this job, so that one loss takes only one of them.
+ProcessRow* ControllerCore::Impl::SpawnStandby(JobRow& job, bool avoid_members) {
+  const ServerRow* best = nullptr;
+  DeviceIndex best_device;
+  bool best_shares = false;
+  for (auto& [id, server] : servers_) {
+    if (!Usable(server) || job.banned.contains(id)) continue;
+    bool shares = false;
+    for (ProcessId pid : server_processes_[id]) {
+      const ProcessRow& process = processes_.at(pid);
+      shares |= process.job == job.uid && process.member && !process.exited;
+    }
+    if (best != nullptr && !(avoid_members && best_shares && !shares)) continue;
+    for (const Device& device : server.inventory.devices) {
+      if (Occupant(id, device.index) != nullptr) continue;
+      best = &server;
+      best_device = device.index;
+      best_shares = shares;
+      break;
+    }
+  }
+  if (best == nullptr) return nullptr;
+  ProcessRow& process = NewProcess(job.uid, best->inventory.server, best_device);
+  SpawnPlanned(job, process);
+  return &process;
+}
+
+// Grows a job that runs below its wanted width, once warm processes wait for the whole growth.
+void ControllerCore::Impl::ReconcileWidth(JobRow& job) {
+  const JobEntry& entry = Entry(job);
+  if (entry.spec.opaque || !entry.assignment) return;
+  const auto world = static_cast<int32_t>(entry.assignment->ranks.size());
+  const int32_t wanted = WorldWanted(entry);
+  if (world >= wanted) {
+    job.regrow_at = kNever;
+    return;
+  }
+  if (job.regrow_at == kNever) job.regrow_at = now_.instant + policy_.regrow_delay;
+  if (now_.instant < job.regrow_at) return;
+  const StandbyCount count = CountStandbys(ProcessesOf(job.uid), [this](const ServerId& id) {
+    const ServerRow* server = FindServer(id);
+    return server != nullptr && Usable(*server);
+  });
+  const int32_t stages = entry.spec.pipeline_stages;
+  const int32_t target = std::min(wanted, world + count.ready) / stages * stages;
+  if (target > world && (target == wanted || count.starting == 0)) {
+    StartRecovery(job, Reason::kJobRegrown, fmt::format("{} warm processes wait; grow from {} to {} ranks", count.ready,
+                                                        world, target), Duration(0), true);
+    return;
+  }
+  job.regrow_at = kNever;
+  if (count.ready + count.starting > 0) job.regrow_at = now_.instant + policy_.regrow_delay;
+}
+
+// Moves ranks off draining servers, at a step boundary, when there is a place for them.
+void ControllerCore::Impl::ReconcileDrain(JobRow& job) {
+  const JobEntry& entry = Entry(job);
+  int32_t leaving = 0;
+  for (ProcessRow* process : ProcessesOf(job.uid)) {
+    if (process->exited || !Draining(process->server)) continue;
+    if (process->member) {
+      ++leaving;
+    } else if (!process->kill_sent) {
+      Kill(*process, entry.spec.termination_grace);
+    }
+  }
+  if (leaving == 0) {
+    job.drain_noted = false;
+    return;
+  }
+  bool free_device = false;
+  for (auto& [id, server] : servers_) {
+    if (!Usable(server) || job.banned.contains(id)) continue;
+    for (const Device& device : server.inventory.devices) free_device |= Occupant(id, device.index) == nullptr;
+  }
+  const StandbyCount count = CountStandbys(ProcessesOf(job.uid), [this](const ServerId& id) {
+    const ServerRow* server = FindServer(id);
+    return server != nullptr && Usable(*server);
+  });
+  const std::string evidence = fmt::format("{} ranks leave draining servers", leaving);
+  if (entry.spec.opaque) {
+    if (free_device) StartRecovery(job, Reason::kServerDrained, evidence, Duration(0), true);
+    return;
+  }
+  if (count.ready >= leaving) {
+    StartRecovery(job, Reason::kServerDrained, evidence, Duration(0), true);
+    return;
+  }
+  if (free_device || count.starting > 0) return;  // ReconcileStandbys starts or has started what is missing
+  const auto world = static_cast<int32_t>(entry.assignment ? entry.assignment->ranks.size() : 0);
+  const int32_t stages = entry.spec.pipeline_stages;
+  const int32_t rest = (world - leaving + count.ready) / stages * stages;
+  if (rest >= WorldMin(entry)) {
+    StartRecovery(job, Reason::kServerDrained, evidence + "; no spare is left, so the job shrinks", Duration(0), true);
+    return;
+  }
+  if (!job.drain_noted) {
+    job.drain_noted = true;
+    Note(NoticeLevel::kError, Reason::kNoCapacity, "Drain waits for a spare", {}, &job,
+         {{"leaving", std::to_string(leaving)}});
+  }
+}
+
+}  // namespace everstep

@@ -1,0 +1,203 @@
+// The controller's half of checkpoints (docs/protocol.md section 5): which copies exist, which are asked for, what is
+// protected, and when a manifest commits.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "controller/core/controller_impl.h"
+#include "proto/model/names.h"
+
+namespace everstep {
+
+namespace {
+constexpr size_t kStatesKept = 64;  // per job, in the table of volatile copies
+}
+
+void ControllerCore::Impl::Handle(ServerRow& server, const SnapshotHeld& fact) {
+  JobRow* job = FindJob(fact.job);
+  if (job == nullptr || job->stage == JobStage::kEnded) return;
+  const JobEntry& entry = Entry(*job);
+  SnapshotInfo snapshot = fact.snapshot;
+  snapshot.server = server.inventory.server;
+  if (snapshot.shard.value < 0 || snapshot.shard.value >= entry.spec.pipeline_stages) return CountStale("snapshot");
+  if (!entry.lineage.OnChain(snapshot.state)) {
+    // Nothing can use it any more; a state whose generation's point is not durable yet cannot exist.
+    SendTo(snapshot.server, DropSnapshots{fact.job, {snapshot}});
+    return CountStale("snapshot");
+  }
+  std::vector<SnapshotInfo>& holders = job->snapshots[{snapshot.state, snapshot.shard}];
+  for (SnapshotInfo& other : holders) {
+    if (other.tier != snapshot.tier) continue;
+    if (other.digest != snapshot.digest && other.bytes != 0) {
+      Note(NoticeLevel::kError, Reason::kDigestMismatch, "Copies of one shard differ", snapshot.server, job,
+           {{"shard", std::to_string(snapshot.shard.value)}, {"step", std::to_string(snapshot.state.step.value)}});
+    }
+    if (other.server == snapshot.server) {
+      other = snapshot;
+      return;
+    }
+  }
+  holders.push_back(snapshot);
+  AdvanceProtection(*job);
+  AdvanceManifests(*job);
+  if (job->stage == JobStage::kWaiting) dirty_ = true;
+}
+
+void ControllerCore::Impl::Handle(ServerRow& server, const SnapshotLost& fact) {
+  JobRow* job = FindJob(fact.job);
+  if (job == nullptr) return;
+  auto it = job->snapshots.find({fact.snapshot.state, fact.snapshot.shard});
+  if (it != job->snapshots.end()) {
+    std::erase_if(it->second, [&](const SnapshotInfo& s) {
+      return s.server == server.inventory.server && s.tier == fact.snapshot.tier;
+    });
+    if (it->second.empty()) job->snapshots.erase(it);
+  }
+  job->copies_asked.erase({fact.snapshot.state, fact.snapshot.shard, fact.snapshot.tier});
+  Push(Measured{Measured::What::kCheckpointCommit, fact.reason, RecoveryPhase::kNone, "failed", 0});
+  Note(NoticeLevel::kError, fact.reason, "Snapshot copy lost", server.inventory.server, job,
+       {{"step", std::to_string(fact.snapshot.state.step.value)},
+        {"tier", std::string(SnapshotTierName(fact.snapshot.tier))},
+        {"message", fact.message}});
+}
+
+void ControllerCore::Impl::ForgetSnapshotsOf(const ServerId& server) {
+  for (auto& [uid, job] : jobs_) {
+    for (auto it = job.snapshots.begin(); it != job.snapshots.end();) {
+      std::erase_if(it->second, [&](const SnapshotInfo& s) { return s.server == server; });
+      it = it->second.empty() ? job.snapshots.erase(it) : std::next(it);
+    }
+  }
+}
+
+// Asks for copies in other failure domains, and raises the watermark when every shard of a state has one.
+void ControllerCore::Impl::AdvanceProtection(JobRow& job) {
+  const JobEntry& entry = Entry(job);
+  std::map<StateId, int32_t> protected_shards;
+  for (const auto& [key, holders] : job.snapshots) {
+    const auto& [state, shard] = key;
+    const SnapshotInfo* source = nullptr;
+    bool safe = false;
+    for (const SnapshotInfo& s : holders) {
+      if (s.tier == SnapshotTier::kPeer || s.tier == SnapshotTier::kStored) safe |= s.tier == SnapshotTier::kPeer;
+      if (s.tier == SnapshotTier::kStaged && source == nullptr) source = &s;
+    }
+    if (safe) {
+      ++protected_shards[state];
+      continue;
+    }
+    if (source == nullptr || state.step <= job.protected_step) continue;
+    if (!job.copies_asked.insert({state, shard, SnapshotTier::kPeer}).second) continue;
+    const ServerRow* from = FindServer(source->server);
+    if (from == nullptr || from->dead) continue;
+    // Another failure domain first, then a server without ranks, then by name, spread by shard.
+    std::vector<std::pair<std::tuple<bool, bool>, ServerId>> peers;
+    for (const auto& [id, server] : servers_) {
+      if (id == source->server || !Usable(server) || server.inventory.transfer_address.empty()) continue;
+      const bool same_domain = !server.inventory.failure_domain.empty() &&
+                               server.inventory.failure_domain == from->inventory.failure_domain;
+      peers.push_back({{same_domain, StateOf(server) != ServerState::kSpare}, id});
+    }
+    if (peers.empty()) {
+      job.copies_asked.erase({state, shard, SnapshotTier::kPeer});
+      continue;
+    }
+    std::sort(peers.begin(), peers.end());
+    size_t best = 1;
+    while (best < peers.size() && peers[best].first == peers[0].first) ++best;
+    const ServerId& to = peers[static_cast<size_t>(shard.value) % best].second;
+    SendTo(to, CopySnapshot{job.uid,
+                            {source->server, SnapshotTier::kStaged, from->inventory.transfer_address, state, shard},
+                            source->digest, source->bytes, SnapshotTier::kPeer});
+  }
+  everstep::Step newest = job.protected_step;
+  for (const auto& [state, count] : protected_shards) {
+    if (count == entry.spec.pipeline_stages && entry.lineage.OnChain(state)) newest = std::max(newest, state.step);
+  }
+  if (newest > job.protected_step) {
+    job.protected_step = newest;
+    std::set<ServerId> servers;
+    for (const ProcessRow* process : ProcessesOf(job.uid)) {
+      if (process->member && !process->exited) servers.insert(process->server);
+    }
+    for (const ServerId& server : servers) SendTo(server, ProtectedStepRaised{job.uid, newest});
+  }
+  // What is older than the two newest protected states has done its duty.
+  while (job.snapshots.size() > kStatesKept * static_cast<size_t>(entry.spec.pipeline_stages)) {
+    auto oldest = job.snapshots.begin();
+    for (const SnapshotInfo& s : oldest->second) {
+      if (s.tier != SnapshotTier::kStored) SendTo(s.server, DropSnapshots{job.uid, {s}});
+    }
+    job.snapshots.erase(oldest);
+  }
+  std::vector<StateId> whole;
+  for (const auto& [state, count] : protected_shards) {
+    if (count == entry.spec.pipeline_stages) whole.push_back(state);
+  }
+  if (whole.size() <= 2) return;
+  const StateId keep_from = whole[whole.size() - 2];
+  for (auto it = job.snapshots.begin(); it != job.snapshots.end();) {
+    if (it->first.first >= keep_from) break;
+    std::erase_if(it->second, [&](const SnapshotInfo& s) {
+      if (s.tier == SnapshotTier::kStored) return false;
+      SendTo(s.server, DropSnapshots{job.uid, {s}});
+      return true;
+    });
+    it = it->second.empty() ? job.snapshots.erase(it) : std::next(it);
+  }
+  std::erase_if(job.copies_asked, [&](const auto& asked) { return std::get<0>(asked) < keep_from; });
+}
+
+// Persists every n-th state in the holders' stores; a manifest exists only when all its shards are verified there.
+void ControllerCore::Impl::AdvanceManifests(JobRow& job) {
+  const JobEntry& entry = Entry(job);
+  const int64_t interval = entry.spec.persist_interval_steps;
+  const everstep::Step newest = entry.manifests.empty() ? everstep::Step(0) : entry.manifests.back().state.step;
+  std::map<StateId, Manifest> complete;
+  for (const auto& [key, holders] : job.snapshots) {
+    const auto& [state, shard] = key;
+    if (state.step <= newest || !entry.lineage.OnChain(state)) continue;
+    std::vector<SnapshotInfo> stored;
+    const SnapshotInfo* source = nullptr;
+    for (const SnapshotInfo& s : holders) {
+      if (s.tier == SnapshotTier::kStored) stored.push_back(s);
+      if (s.tier != SnapshotTier::kStored && source == nullptr) source = &s;
+    }
+    if (!stored.empty()) {
+      Manifest& manifest = complete[state];
+      manifest.state = state;
+      ++manifest.shard_count;
+      manifest.shards.insert(manifest.shards.end(), stored.begin(), stored.end());
+    } else if (interval > 0 && state.step.value % interval == 0 && source != nullptr &&
+               job.copies_asked.insert({state, shard, SnapshotTier::kStored}).second) {
+      const ServerRow* holder = FindServer(source->server);
+      if (holder == nullptr || holder->dead) continue;
+      SendTo(source->server, CopySnapshot{job.uid,
+                                          {source->server, source->tier, holder->inventory.transfer_address, state, shard},
+                                          source->digest, source->bytes, SnapshotTier::kStored});
+    }
+  }
+  for (auto& [state, manifest] : complete) {
+    if (manifest.shard_count != entry.spec.pipeline_stages) continue;
+    manifest.committed = now_.wall;
+    Append(ManifestCommitted{job.uid, manifest});
+    Push(Measured{Measured::What::kCheckpointCommit, Reason::kCheckpointCommitted, RecoveryPhase::kNone, "committed", 0});
+    Note(NoticeLevel::kInfo, Reason::kCheckpointCommitted, "Checkpoint committed", {}, &job,
+         {{"step", std::to_string(state.step.value)}});
+  }
+  while (static_cast<int32_t>(entry.manifests.size()) > std::max(1, entry.spec.checkpoints_kept)) {
+    const Manifest oldest = entry.manifests.front();
+    Append(ManifestDropped{job.uid, oldest.state});
+    for (const SnapshotInfo& s : oldest.shards) {
+      SendTo(s.server, DropSnapshots{job.uid, {s}});
+      auto it = job.snapshots.find({s.state, s.shard});
+      if (it == job.snapshots.end()) continue;
+      std::erase_if(it->second, [&](const SnapshotInfo& other) {
+        return other.tier == SnapshotTier::kStored && other.server == s.server;
+      });
+      if (it->second.empty()) job.snapshots.erase(it);
+    }
+  }
+}
+
+}  // namespace everstep
