@@ -48,13 +48,12 @@ void AgentCore::On(const ControllerLinkUp&) {
   hello.incarnation = incarnation_;
   hello.highest_term = highest_term_;
   hello.processes = ListProcesses();
-  for (const auto& [key, held] : snapshots_) hello.snapshots.emplace_back(key.job, held.info);
   Emit(SayHello{std::move(hello)});
 }
 
 void AgentCore::On(const ControllerLinkDown& event) {
   if (registered_) {
-    Note(NoticeLevel::kWarning, Reason::kStreamBroken, "Controller link went down", {{"err", event.message}});
+    Note(AgentNoticeLevel::kWarning, Reason::kStreamBroken, "Controller link went down", {{"err", event.message}});
   }
   link_up_ = false;
   registered_ = false;
@@ -65,14 +64,14 @@ void AgentCore::On(const CommandArrived& event) {
   if (!link_up_ || refused_) return;
   if (event.header.term < highest_term_) {
     ++counts_.stale_term;
-    Note(NoticeLevel::kWarning, Reason::kStaleTerm, "Command of an older term refused",
+    Note(AgentNoticeLevel::kWarning, Reason::kStaleTerm, "Command of an older term refused",
          {{"term", std::to_string(event.header.term.value)},
           {"highestTerm", std::to_string(highest_term_.value)}});
     return;
   }
   if (event.header.sequence <= acted_) {
     ++counts_.replayed;
-    Note(NoticeLevel::kWarning, Reason::kNone, "Command seen before refused",
+    Note(AgentNoticeLevel::kWarning, Reason::kNone, "Command seen before refused",
          {{"sequence", std::to_string(event.header.sequence.value)}});
     return;
   }
@@ -80,7 +79,7 @@ void AgentCore::On(const CommandArrived& event) {
                       std::holds_alternative<Refuse>(event.command) ||
                       std::holds_alternative<Probe>(event.command);
   if (!registered_ && !greets) {
-    Note(NoticeLevel::kWarning, Reason::kNone, "Command before Welcome refused",
+    Note(AgentNoticeLevel::kWarning, Reason::kNone, "Command before Welcome refused",
          {{"sequence", std::to_string(event.header.sequence.value)}});
     return;
   }
@@ -94,7 +93,7 @@ void AgentCore::Obey(const Welcome& command) {
   if (renewed) {
     // The controller declared the old incarnation dead and may have replaced its ranks: they end before anything is
     // said under the new one, whatever `keep` says.
-    Note(NoticeLevel::kWarning, Reason::kServerRestarted, "New incarnation given, all rank processes killed",
+    Note(AgentNoticeLevel::kWarning, Reason::kServerRestarted, "New incarnation given, all rank processes killed",
          {{"incarnation", std::to_string(command.incarnation.value)},
           {"before", std::to_string(incarnation_.value)}});
     EndAll(Duration::zero());
@@ -106,7 +105,7 @@ void AgentCore::Obey(const Welcome& command) {
     for (ProcessId id : strangers) {
       auto it = processes_.find(id);
       if (it == processes_.end()) continue;
-      Note(NoticeLevel::kInfo, Reason::kNone, "Process unknown to the controller killed",
+      Note(AgentNoticeLevel::kInfo, Reason::kNone, "Process unknown to the controller killed",
            {{"process", std::to_string(id.value)}});
       End(id, it->second, Duration::zero());
     }
@@ -115,14 +114,14 @@ void AgentCore::Obey(const Welcome& command) {
   registered_ = true;
   hello_deadline_ = kNever;
   refused_pause_ = policy_.refused_pause;
-  Note(NoticeLevel::kInfo, Reason::kRegistered, "Agent registered",
+  Note(AgentNoticeLevel::kInfo, Reason::kRegistered, "Agent registered",
        {{"incarnation", std::to_string(incarnation_.value)}, {"term", std::to_string(highest_term_.value)}});
   Emit(StartHeartbeats{command});
   outbox_.SendAll(now_, effects_);
 }
 
 void AgentCore::Obey(const Refuse& command) {
-  Note(NoticeLevel::kError, Reason::kNone, "Controller refused this agent", {{"err", command.message}});
+  Note(AgentNoticeLevel::kError, Reason::kNone, "Controller refused this agent", {{"err", command.message}});
   refused_ = true;
   refused_permanent_ = command.permanent;
   refused_message_ = command.message;
@@ -161,13 +160,18 @@ void AgentCore::Obey(const AcknowledgeFacts& command) { outbox_.Acknowledge(comm
 
 void AgentCore::Obey(const Probe& command) { Report(ProbeReturned{command.nonce}); }
 
+void AgentCore::On(const StorageWentWrong& event) {
+  Note(AgentNoticeLevel::kError, event.reason, "Agent storage failed", {{"err", event.message}});
+  Report(StorageTroubled{event.reason, event.message});
+}
+
 void AgentCore::On(const StopRequested&) {
   if (stopping_) {
     EndAll(Duration::zero());
     return;
   }
   stopping_ = true;
-  Note(NoticeLevel::kInfo, Reason::kServerDrained, "Agent asked to stop",
+  Note(AgentNoticeLevel::kInfo, Reason::kServerDrained, "Agent asked to stop",
        {{"processes", std::to_string(processes_.size())}});
   EndAll(policy_.stop_grace);
 }
@@ -180,9 +184,9 @@ void AgentCore::ProgressStop() {
   Emit(ExitAgent{0, "asked to stop"});
 }
 
-void AgentCore::On(const TimeAdvanced&) {
+void AgentCore::On(const AgentTimeAdvanced&) {
   if (now_ >= hello_deadline_) {
-    Note(NoticeLevel::kWarning, Reason::kStreamBroken, "Controller did not answer the registration");
+    Note(AgentNoticeLevel::kWarning, Reason::kStreamBroken, "Controller did not answer the registration");
     hello_deadline_ = kNever;
     link_up_ = false;
     Emit(CloseControllerLink{true});
@@ -212,14 +216,14 @@ void AgentCore::Report(Fact fact, Instant noticed) {
   outbox_.Add(std::move(fact), noticed, registered_, now_, effects_);
 }
 
-void AgentCore::Note(NoticeLevel level, Reason reason, std::string message,
+void AgentCore::Note(AgentNoticeLevel level, Reason reason, std::string message,
                      std::vector<std::pair<std::string, std::string>> keys) {
-  Emit(Notice{level, reason, std::move(message), std::move(keys)});
+  Emit(AgentNotice{level, reason, std::move(message), std::move(keys)});
 }
 
 void AgentCore::NoteStale(const char* what, ProcessId process, Generation generation, Generation told) {
   ++counts_.stale_generation;
-  Note(NoticeLevel::kWarning, Reason::kStaleGeneration, "Message of an older generation dropped",
+  Note(AgentNoticeLevel::kWarning, Reason::kStaleGeneration, "Message of an older generation dropped",
        {{"what", what},
         {"process", std::to_string(process.value)},
         {"generation", std::to_string(generation.value)},

@@ -11,7 +11,6 @@
 //  - every fact that something depends on is sent until acknowledged; ranks go on while no controller is reachable.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -45,7 +44,7 @@ class AgentCore {
   AgentCore(ServerInventory inventory, AgentPolicy policy, uint64_t seed);
 
   AgentEffects Step(const AgentEvent& event, Instant now);
-  // When Step(TimeAdvanced) has something to do; kNever: no deadline.
+  // When Step(AgentTimeAdvanced) has something to do; kNever: no deadline.
   Instant NextDeadline() const;
 
   Incarnation incarnation() const { return incarnation_; }
@@ -100,31 +99,13 @@ class AgentCore {
     Fact last;  // ProcessExited or ProcessStartFailed
     Instant noticed;
   };
-  struct StagingOwner {
-    JobUid job;
-    std::map<uint32_t, StateId> slots;   // newest content of each slot
-    int32_t verifying_count = 0;
-    bool process_gone = false;
-  };
-  struct SnapshotKey {
-    JobUid job;
-    SnapshotTier tier = SnapshotTier::kStaged;
-    StateId state;
-    ShardIndex shard;
-    ProcessId process;                   // of kStaged; 0 otherwise
-    auto operator<=>(const SnapshotKey&) const = default;
-  };
-  struct HeldSnapshot {
-    SnapshotInfo info;
-    uint32_t slot = 0;
-  };
-
   // Link and registration (agent_core.cc).
   void On(const ControllerLinkUp& event);
   void On(const ControllerLinkDown& event);
   void On(const CommandArrived& event);
+  void On(const StorageWentWrong& event);
   void On(const StopRequested& event);
-  void On(const TimeAdvanced& event);
+  void On(const AgentTimeAdvanced& event);
   void Obey(const Welcome& command);
   void Obey(const Refuse& command);
   void Obey(const AcknowledgeFacts& command);
@@ -133,7 +114,7 @@ class AgentCore {
   void ProgressStop();
   void Report(Fact fact) { Report(std::move(fact), now_); }
   void Report(Fact fact, Instant noticed);
-  void Note(NoticeLevel level, Reason reason, std::string message,
+  void Note(AgentNoticeLevel level, Reason reason, std::string message,
             std::vector<std::pair<std::string, std::string>> keys = {});
   void NoteStale(const char* what, ProcessId process, Generation generation, Generation told);
   template <typename T>
@@ -185,20 +166,12 @@ class AgentCore {
   void DeliverHeld(Process& process);
   void FenceOne(ProcessId id, Process& process, Generation generation);
 
-  // Snapshots (agent_snapshots.cc).
+  // What passes between ranks, controller and the keeper of snapshots (agent_ranks.cc).
   void Obey(const CopySnapshot& command);
   void Obey(const DropSnapshots& command);
-  void On(const SnapshotVerified& event);
-  void On(const SnapshotVerifyFailed& event);
-  void On(const SnapshotCopied& event);
-  void On(const SnapshotCopyFailed& event);
+  void On(const KeeperReported& event);
   void On(const SnapshotLoaded& event);
   void On(const SnapshotLoadFailed& event);
-  bool Hold(const SnapshotKey& key, HeldSnapshot held);
-  void LoseSlot(ProcessId process, uint32_t slot);
-  void DropOne(std::map<SnapshotKey, HeldSnapshot>::iterator it);
-  void MaybeFreeStaging(ProcessId process);
-  void DropJobSnapshots(const JobUid& job);
 
   const ServerInventory inventory_;
   const AgentPolicy policy_;
@@ -226,8 +199,6 @@ class AgentCore {
   std::deque<ProcessId> gone_order_;            // Invariant: the keys of gone_, oldest first
   std::map<Connection, Socket> sockets_;
   std::map<JobUid, bool> releasing_;            // jobs whose memory goes when their last process is reaped
-  std::map<ProcessId, StagingOwner> staging_;
-  std::map<SnapshotKey, HeldSnapshot> snapshots_;
   Outbox outbox_;
   AgentCounts counts_;
 

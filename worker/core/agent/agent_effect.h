@@ -15,7 +15,7 @@
 
 namespace everstep {
 
-// First message on the stream. The shell fills in each process's progress from its page.
+// First message on the stream. The shell fills in each process's progress from its page, and what the keeper holds.
 struct SayHello { AgentHello hello; };
 struct SendFact { FactSequence sequence; Fact fact; };
 // Ends the current stream. `reopen` false: open no new one until OpenControllerLink.
@@ -31,19 +31,24 @@ struct CloseConnection { Connection connection; };
 struct StartProcess { SpawnProcess spawn; std::vector<std::pair<std::string, std::string>> environment; };
 // To the whole process group.
 struct SignalProcess { ProcessId process; int32_t signal = 0; };
-// Its staging memory is of no use any more; REQUIRES the process to be gone.
-struct FreeStaging { ProcessId process; };
 
-struct StartSnapshotVerify { JobUid job; ProcessId process; SnapshotStaged staged; };
-struct StartSnapshotCopy { CopySnapshot copy; };
-struct StartSnapshotLoad { JobUid job; ProcessId process; SnapshotWanted wanted; };
-struct DropSnapshot { JobUid job; SnapshotInfo snapshot; };
+// For the keeper of snapshots, which decides what is held, promised and freed (checkpoint/core/custody.h).
+struct KeepStaged { JobUid job; ProcessId process; SnapshotStaged staged; };
+struct LoadSnapshot { JobUid job; ProcessId process; SnapshotWanted wanted; };
+struct CopyForKeeping { CopySnapshot command; };
+struct DropKept { DropSnapshots command; };
+struct RaiseProtected { JobUid job; Step step; };
+struct NoteAssigned { JobUid job; Generation generation; Step start; };
+// Reaped, or never started: nobody writes its staging memory any more.
+struct NoteProcessGone { JobUid job; ProcessId process; };
+// After the job's last process is gone.
+struct ReleaseSnapshots { JobUid job; };
 struct DropDescriptor { DescriptorToken descriptor; };
 
-enum class NoticeLevel : uint8_t { kDebug, kInfo, kWarning, kError };
+enum class AgentNoticeLevel : uint8_t { kDebug, kInfo, kWarning, kError };
 // A log line: constant text, then keys.
-struct Notice {
-  NoticeLevel level = NoticeLevel::kInfo;
+struct AgentNotice {
+  AgentNoticeLevel level = AgentNoticeLevel::kInfo;
   Reason reason = Reason::kNone;
   std::string message;
   std::vector<std::pair<std::string, std::string>> keys;
@@ -53,8 +58,9 @@ struct ExitAgent { int32_t code = 0; std::string message; };
 
 using AgentEffect =
     std::variant<SayHello, SendFact, CloseControllerLink, OpenControllerLink, StartHeartbeats, StopHeartbeats,
-                 SendToRank, CloseConnection, StartProcess, SignalProcess, FreeStaging, StartSnapshotVerify,
-                 StartSnapshotCopy, StartSnapshotLoad, DropSnapshot, DropDescriptor, Notice, ExitAgent>;
+                 SendToRank, CloseConnection, StartProcess, SignalProcess, KeepStaged, LoadSnapshot, CopyForKeeping,
+                 DropKept, RaiseProtected, NoteAssigned, NoteProcessGone, ReleaseSnapshots, DropDescriptor, Notice,
+                 ExitAgent>;
 using AgentEffects = std::vector<AgentEffect>;
 
 }  // namespace everstep

@@ -46,21 +46,18 @@ struct ProcessExitedObserved {
 };
 struct LinesCaptured { ProcessId process; std::vector<std::string> lines; };
 
-// Answers to StartSnapshotVerify, StartSnapshotCopy and StartSnapshotLoad.
-struct SnapshotVerified { ProcessId process; uint32_t slot = 0; SnapshotInfo snapshot; };
-struct SnapshotVerifyFailed { ProcessId process; uint32_t slot = 0; std::string message; };
-struct SnapshotCopied { JobUid job; SnapshotInfo snapshot; };
-struct SnapshotCopyFailed { JobUid job; SnapshotInfo snapshot; Reason reason = Reason::kStorageFailed; std::string message; };
+// What the keeper of snapshots (checkpoint/) has to say: SnapshotHeld or SnapshotLost, and the answers to LoadSnapshot.
+struct KeeperReported { Fact fact; };
 struct SnapshotLoaded { ProcessId process; SnapshotProvided answer; DescriptorToken descriptor; };
 struct SnapshotLoadFailed { ProcessId process; SnapshotUnavailable answer; };
 
+struct StorageWentWrong { Reason reason = Reason::kStorageFailed; std::string message; };  // logs, work directories
 struct StopRequested {};            // the agent itself is asked to end
-struct TimeAdvanced {};
+struct AgentTimeAdvanced {};
 
 using AgentEvent =
     std::variant<ControllerLinkUp, ControllerLinkDown, CommandArrived, RankSocketOpened, RankMessageArrived,
-                 RankSocketClosed, ProcessSpawned, SpawnFailed, ProcessExitedObserved, LinesCaptured,
-                 SnapshotVerified, SnapshotVerifyFailed, SnapshotCopied, SnapshotCopyFailed, SnapshotLoaded,
-                 SnapshotLoadFailed, StopRequested, TimeAdvanced>;
+                 RankSocketClosed, ProcessSpawned, SpawnFailed, ProcessExitedObserved, LinesCaptured, KeeperReported,
+                 SnapshotLoaded, SnapshotLoadFailed, StorageWentWrong, StopRequested, TimeAdvanced>;
 
 }  // namespace everstep

@@ -63,7 +63,7 @@ void AgentCore::StartWaiting() {
   for (auto& [id, process] : processes_) {
     if (process.state != ProcessState::kWaiting || DeviceHeld(process.spawn)) continue;
     process.state = ProcessState::kSpawning;
-    Emit(StartProcess{process.spawn, BuildEnvironment(process.spawn)});
+    Emit(StartProcess{process.spawn, BuildEnvironment(process.spawn, inventory_.host)});
   }
 }
 
@@ -110,7 +110,7 @@ void AgentCore::On(const ProcessSpawned& event) {
 void AgentCore::On(const SpawnFailed& event) {
   auto it = processes_.find(event.process);
   if (it == processes_.end()) return;
-  Note(NoticeLevel::kError, event.reason, "Process could not be started",
+  Note(AgentNoticeLevel::kError, event.reason, "Process could not be started",
        {{"process", Text(event.process)}, {"job", it->second.spawn.job.value}, {"err", event.message}});
   Forget(event.process, ProcessStartFailed{it->second.spawn.job, event.process, event.reason, event.message},
          now_);
@@ -136,7 +136,7 @@ void AgentCore::On(const ProcessExitedObserved& event) {
   const Reason reason = event.signal != 0        ? Reason::kProcessKilled
                         : event.exit_code != 0   ? Reason::kProcessExited
                                                  : Reason::kNone;
-  Note(NoticeLevel::kInfo, reason, "Process ended",
+  Note(AgentNoticeLevel::kInfo, reason, "Process ended",
        {{"process", Text(event.process)},
         {"job", process.spawn.job.value},
         {"exitCode", std::to_string(event.exit_code)},
@@ -174,12 +174,7 @@ void AgentCore::Forget(ProcessId id, Fact last, Instant noticed) {
     gone_order_.pop_front();
   }
   Report(std::move(last), noticed);
-  if (auto owner = staging_.find(id); owner != staging_.end()) {
-    owner->second.process_gone = true;
-    MaybeFreeStaging(id);
-  } else {
-    Emit(FreeStaging{id});
-  }
+  Emit(NoteProcessGone{job, id});
   FinishRelease(job);
   StartWaiting();
 }
@@ -223,7 +218,7 @@ void AgentCore::FinishRelease(const JobUid& job) {
     if (process.spawn.job == job) return;
   }
   releasing_.erase(job);
-  DropJobSnapshots(job);
+  Emit(ReleaseSnapshots{job});
 }
 
 void AgentCore::End(ProcessId id, Process& process, Duration grace) {
@@ -273,7 +268,7 @@ void AgentCore::CheckProcessDeadlines() {
   for (auto& [id, process] : processes_) {
     if (process.state != ProcessState::kRunning) continue;  // ProcessSpawned looks at kill_at
     if (now_ >= process.socket_lost_until && !process.ending) {
-      Note(NoticeLevel::kWarning, Reason::kRankHung, "Rank without socket killed",
+      Note(AgentNoticeLevel::kWarning, Reason::kRankHung, "Rank without socket killed",
            {{"process", Text(id)}, {"job", process.spawn.job.value}});
       Kill(id, process);
     }
@@ -282,7 +277,7 @@ void AgentCore::CheckProcessDeadlines() {
       process.unkillable = true;
       process.unkillable_at = kNever;
       unkillable_found = true;
-      Note(NoticeLevel::kError, Reason::kServerQuarantined, "Process survived SIGKILL, its device is blocked",
+      Note(AgentNoticeLevel::kError, Reason::kServerQuarantined, "Process survived SIGKILL, its device is blocked",
            {{"process", Text(id)},
             {"pid", std::to_string(process.pid)},
             {"device", std::to_string(process.spawn.device.value)}});

@@ -75,6 +75,7 @@ void AgentCore::Obey(const PrepareProcesses& command) {
 
 void AgentCore::Obey(const AssignProcesses& command) {
   const Assignment& assignment = command.assignment;
+  bool took = false;
   for (const RankAssignment& rank : assignment.ranks) {
     auto it = processes_.find(rank.process);
     if (it == processes_.end() || it->second.spawn.job != assignment.job) continue;
@@ -97,7 +98,9 @@ void AgentCore::Obey(const AssignProcesses& command) {
     process.ready.reset();
     process.held_assignment = AssignRank{assignment, rank.rank};
     DeliverHeld(process);
+    took = true;
   }
+  if (took) Emit(NoteAssigned{assignment.job, assignment.generation, assignment.recovery_point.step});
 }
 
 void AgentCore::DeliverHeld(Process& process) {
@@ -122,6 +125,7 @@ void AgentCore::Obey(const ResumeProcesses& command) {
 }
 
 void AgentCore::Obey(const ProtectedStepRaised& command) {
+  Emit(RaiseProtected{command.job, command.step});
   for (auto& [id, process] : processes_) {
     if (process.spawn.job == command.job && process.joined) Tell(process, SnapshotProtected{command.step});
   }
@@ -131,7 +135,7 @@ void AgentCore::Obey(const ProtectedStepRaised& command) {
 
 void AgentCore::On(const RankSocketOpened& event) {
   if (sockets_.size() >= policy_.connections_max) {
-    Note(NoticeLevel::kWarning, Reason::kNone, "Rank connection over the limit closed",
+    Note(AgentNoticeLevel::kWarning, Reason::kNone, "Rank connection over the limit closed",
          {{"pid", std::to_string(event.peer_pid)}});
     Emit(CloseConnection{event.connection});
     return;
@@ -143,7 +147,7 @@ void AgentCore::On(const RankSocketOpened& event) {
 }
 
 void AgentCore::RefuseHello(Connection connection, std::string message) {
-  Note(NoticeLevel::kWarning, Reason::kNone, "Rank connection refused", {{"err", message}});
+  Note(AgentNoticeLevel::kWarning, Reason::kNone, "Rank connection refused", {{"err", message}});
   Emit(SendToRank{connection, HelloRefused{std::move(message)}, {}});
   Emit(CloseConnection{connection});
   sockets_.erase(connection);
@@ -279,8 +283,43 @@ void AgentCore::Hear(ProcessId id, Process& process, const MetricReported& messa
 
 void AgentCore::Hear(ProcessId id, Process& process, const RankFinished&) {
   process.finished = true;
-  Note(NoticeLevel::kInfo, Reason::kJobFinished, "Rank program finished",
+  Note(AgentNoticeLevel::kInfo, Reason::kJobFinished, "Rank program finished",
        {{"process", Text(id)}, {"job", process.spawn.job.value}});
+}
+
+// ---- the keeper of snapshots
+
+void AgentCore::Hear(ProcessId id, Process& process, const SnapshotStaged& message) {
+  Emit(KeepStaged{process.spawn.job, id, message});
+}
+
+void AgentCore::Hear(ProcessId id, Process& process, const SnapshotWanted& message) {
+  if (message.generation < process.told) {
+    NoteStale("SnapshotWanted", id, message.generation, process.told);
+    return;
+  }
+  Emit(LoadSnapshot{process.spawn.job, id, message});
+}
+
+void AgentCore::Obey(const CopySnapshot& command) { Emit(CopyForKeeping{command}); }
+
+void AgentCore::Obey(const DropSnapshots& command) { Emit(DropKept{command}); }
+
+void AgentCore::On(const KeeperReported& event) { Report(event.fact); }
+
+void AgentCore::On(const SnapshotLoaded& event) {
+  auto it = processes_.find(event.process);
+  if (it == processes_.end() || event.answer.generation < it->second.told) {
+    Emit(DropDescriptor{event.descriptor});
+    return;
+  }
+  Tell(it->second, event.answer, event.descriptor);
+}
+
+void AgentCore::On(const SnapshotLoadFailed& event) {
+  auto it = processes_.find(event.process);
+  if (it == processes_.end() || event.answer.generation < it->second.told) return;
+  Tell(it->second, event.answer);
 }
 
 }  // namespace everstep

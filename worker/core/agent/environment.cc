@@ -4,11 +4,13 @@
 
 namespace everstep {
 
-std::vector<std::pair<std::string, std::string>> BuildEnvironment(const SpawnProcess& spawn) {
+std::vector<std::pair<std::string, std::string>> BuildEnvironment(const SpawnProcess& spawn,
+                                                                  const std::string& host) {
   std::map<std::string, std::string> variables = spawn.spec.environment;
   variables["EVERSTEP_PROCESS_ID"] = std::to_string(spawn.process.value);
   variables["EVERSTEP_JOB"] = spawn.job.value;
   variables["EVERSTEP_JOB_NAME"] = spawn.spec.name;
+  variables["EVERSTEP_HOST"] = host;
   variables["EVERSTEP_STANDBY"] = std::to_string(spawn.standby ? 1 : 0);
   variables["EVERSTEP_DEVICE"] = std::to_string(spawn.device.value);
   variables["EVERSTEP_RESTART_COUNT"] = std::to_string(spawn.restart_count);

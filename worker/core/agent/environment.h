@@ -10,7 +10,9 @@
 
 namespace everstep {
 
+// `host`: the address of this server, for the rank's listeners.
 // Sorted by name, each once. The job's own variables never override those of Everstep and of torchrun.
-std::vector<std::pair<std::string, std::string>> BuildEnvironment(const SpawnProcess& spawn);
+std::vector<std::pair<std::string, std::string>> BuildEnvironment(const SpawnProcess& spawn,
+                                                                  const std::string& host);
 
 }  // namespace everstep
