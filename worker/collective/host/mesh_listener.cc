@@ -41,9 +41,11 @@ bool MeshEndpoint::TokenMatches(const MeshToken& token) const {
 }
 
 namespace {
-// An accepted connection on which the peer has sent nothing but its first message: anything to read is its end.
+// Whether the connector gave up on this connection (and makes another). Data may be here already, because the peer may be
+// faster; and a peer that is done with the mesh and left in good order has sent an urgent byte before its close.
 bool IsClosedByPeer(int fd) {
   char byte;
+  if (::recv(fd, &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT) == 1) return false;
   const ssize_t got = ::recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
 }
@@ -67,7 +69,6 @@ Descriptor MeshEndpoint::Take(int32_t from) {
   if (found == offered_.end()) return Descriptor();
   Descriptor connection = std::move(found->second);
   offered_.erase(found);
-  // Data may be here already (the peer is faster); only an end without data means that it connects anew.
   if (IsClosedByPeer(connection.get())) return Descriptor();
   return connection;
 }
