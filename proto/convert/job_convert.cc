@@ -18,4 +18,11 @@ Result<JobSpec> FromMessage(const v1::JobSpec& message) {
   return spec;
 }
 
+JobSpec FromMessage(const v1::JobSpec& message, std::vector<std::string>* problems) {
+  Reader reader;
+  JobSpec spec = shapes::ReadJobSpec(reader, message);
+  *problems = reader.problems();
+  return spec;
+}
+
 }  // namespace everstep

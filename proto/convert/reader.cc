@@ -73,13 +73,14 @@ std::string ToUtf8(std::string_view text, size_t bytes_max) {
 }
 
 void Reader::Fail(const char* field, const std::string& why) {
-  if (!status_.ok()) return;
+  if (problems_.size() == kProblemsMax) return;
   std::string path;
   for (const Part& part : path_) {
     path += part.index < 0 ? fmt::format("{}.", part.field)
                            : fmt::format("{}[{}].", part.field, part.index);
   }
-  status_ = InvalidArgument(fmt::format("{}{}: {}", path, field, why));
+  problems_.push_back(fmt::format("{}{}: {}", path, field, why));
+  if (status_.ok()) status_ = InvalidArgument(problems_.back());
 }
 
 std::string Reader::Name(const std::string& in, const char* field) {

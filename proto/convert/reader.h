@@ -45,6 +45,9 @@ class Reader {
   // The first problem, or OK.
   const Status& status() const { return status_; }
   bool ok() const { return status_.ok(); }
+  // All of them, at most kProblemsMax.
+  static constexpr size_t kProblemsMax = 20;
+  const std::vector<std::string>& problems() const { return problems_; }
 
   // Letters, digits, '.', '_', '-' ; the first one a letter or digit; at most kNameBytesMax.
   std::string Name(const std::string& in, const char* field);
@@ -89,6 +92,7 @@ class Reader {
   const Origin origin_;
   std::vector<Part> path_;
   Status status_;
+  std::vector<std::string> problems_;
 };
 
 // True when `name` is one that Reader::Name accepts.
