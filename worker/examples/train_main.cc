@@ -32,6 +32,7 @@ struct Flags {
   Reduction reduction = Reduction::kExact;
   int64_t micro_batches = 0;  // 0: the preset's
   int64_t snapshot_every = 0;
+  std::string step_log;       // empty: EVERSTEP_OUTPUT_DIR
 };
 
 int Fail(const Status& status, int exit_code) {
@@ -59,7 +60,9 @@ int Train(const Flags& flags, const Preset& preset, const TextData& data) {
                 session.status().code() == StatusCode::kInvalidArgument ? kExitUsage : kExitFailure);
   }
   StepLog log;
-  if (const char* folder = std::getenv("EVERSTEP_OUTPUT_DIR"); folder != nullptr && *folder != '\0') {
+  std::string folder = flags.step_log;
+  if (const char* output = std::getenv("EVERSTEP_OUTPUT_DIR"); folder.empty() && output != nullptr) folder = output;
+  if (!folder.empty()) {
     if (const Status opened = log.Open(folder, (*session)->process()); !opened.ok()) {
       return Fail(opened, kExitUsage);
     }
@@ -99,6 +102,8 @@ int Run(int argc, char** argv) {
   app.add_option("--snapshot-every", flags.snapshot_every, "steps between snapshots; 0: none")
       ->check(CLI::Range(int64_t{0}, kStepCountMax))
       ->capture_default_str();
+  app.add_option("--step-log", flags.step_log,
+                 "folder for the log of steps (default: EVERSTEP_OUTPUT_DIR, which is lost with its server)");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
