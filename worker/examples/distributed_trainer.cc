@@ -61,6 +61,10 @@ Status DistributedTrainer<Scalar>::LayOut(const Assignment& assignment, const Ra
   }
   EVERSTEP_ASSIGN_OR_RETURN(const StageRange range,
                             PipelineStage(options_.model, mine.pp, assignment.pp_size));
+  const int64_t micro_batches =
+      assignment.micro_batch_count > 0 ? assignment.micro_batch_count : options_.micro_batch_count;
+  if (micro_batches != micro_batches_) shard_ = Shard();
+  micro_batches_ = micro_batches;
   const auto in_flight = static_cast<size_t>(assignment.pp_size - mine.pp);
   if (shard_.stage == nullptr || shard_.range != range) {
     shard_ = Shard();
@@ -71,7 +75,7 @@ Status DistributedTrainer<Scalar>::LayOut(const Assignment& assignment, const Ra
     shard_.parameters = AlignedBuffer<Scalar>(count);
     shard_.m = AlignedBuffer<Scalar>(count);
     shard_.v = AlignedBuffer<Scalar>(count);
-    shard_.reducer = MakeReducer<Scalar>(options_.reduction, shard_.stage->tensors());
+    shard_.reducer = MakeReducer<Scalar>(options_.reduction, shard_.stage->tensors(), micro_batches_);
   }
   while (shard_.contexts.size() < in_flight) shard_.contexts.emplace_back(*shard_.stage);
   return Register();
@@ -144,7 +148,6 @@ Result<TrainingResult> DistributedTrainer<Scalar>::Run() {
   while (true) {
     EVERSTEP_ASSIGN_OR_RETURN(place_, session_.Join());
     DiscardIfUndecided();
-    micro_batches_ = place_.micro_batch_total > 0 ? place_.micro_batch_total : options_.micro_batch_count;
     if (place_.micro_batch_total == 0) {
       const auto total = static_cast<int32_t>(options_.micro_batch_count);
       const int32_t each = total / place_.dp_size, more = total % place_.dp_size;
@@ -189,8 +192,8 @@ Result<bool> DistributedTrainer<Scalar>::TrainGeneration() {
     EVERSTEP_RETURN_IF_ERROR(session_.BeginStep(step));
     EVERSTEP_RETURN_IF_ERROR(ComputeGradients(step));
     VoteExtras extras;
-    EVERSTEP_RETURN_IF_ERROR(shard_.reducer->Reduce(session_.dp_group(), extras.out_of_range));
-    EVERSTEP_RETURN_IF_ERROR(Agree(extras.not_finite));
+    EVERSTEP_RETURN_IF_ERROR(shard_.reducer->Reduce(session_.dp_group(), extras));
+    EVERSTEP_RETURN_IF_ERROR(Agree(extras));
     EVERSTEP_RETURN_IF_ERROR(session_.GradientsComplete(step));
     computed_ = step;
     computed_generation_ = place_.generation;
@@ -203,7 +206,7 @@ Result<bool> DistributedTrainer<Scalar>::TrainGeneration() {
     switch (*outcome) {
       case CommitOutcome::kRedo:
         DiscardIfUndecided();
-        shard_.reducer->Raise();
+        EVERSTEP_RETURN_IF_ERROR(shard_.reducer->Raise(session_.dp_group()));
         continue;
       case CommitOutcome::kNotFinite:
         return FailedPrecondition(fmt::format("step {}: the loss or a gradient is not finite", step.value));
@@ -242,7 +245,7 @@ Status DistributedTrainer<Scalar>::ComputeGradients(Step step) {
   const int64_t ahead = std::min<int64_t>(count, last - stage);
   const auto activation_count =
       static_cast<size_t>(options_.model.TokensPerMicroBatch() * options_.model.width);
-  const Scalar weight = Scalar(1) / static_cast<Scalar>(micro_batches_);
+  const Scalar weight = shard_.reducer->weight();
   std::vector<Slot> slots(static_cast<size_t>(ahead) + 1);
   std::vector<Scalar> input(stage > 0 ? activation_count : 0);
   std::vector<Scalar> output_gradient(stage < last ? activation_count : 0);
@@ -305,7 +308,7 @@ Status DistributedTrainer<Scalar>::ComputeGradients(Step step) {
 }
 
 template <typename Scalar>
-Status DistributedTrainer<Scalar>::Agree(bool& not_finite) {
+Status DistributedTrainer<Scalar>::Agree(VoteExtras& extras) {
   // Each place of the array is filled by one rank and zero elsewhere, so the sum is the same bits however
   // it is ordered.
   if (place_.dp == 0) {
@@ -321,7 +324,7 @@ Status DistributedTrainer<Scalar>::Agree(bool& not_finite) {
   loss_ = loss / static_cast<double>(micro_batches_);
   const double norm = GlobalNorm(std::span(agreed_).subspan(static_cast<size_t>(micro_batches_)));
   clip_scale_ = ClipScale(options_.optimizer, norm);
-  not_finite = !std::isfinite(loss_) || !std::isfinite(norm);
+  if (!std::isfinite(loss_) || !std::isfinite(norm)) extras.not_finite = true;
   return OkStatus();
 }
 

@@ -69,7 +69,7 @@ class DistributedTrainer {
   // Forward and backward over this rank's micro-batches; the reducer and the losses are filled.
   Status ComputeGradients(Step step);
   // Joins losses and norms over the job: mean loss and clip scale, the same bits everywhere.
-  Status Agree(bool& not_finite);
+  Status Agree(VoteExtras& extras);
   // Prints and reports the loss of the last applied step, on the leader, once.
   void Announce(Step step);
   Result<TrainingResult> Conclude();
@@ -85,7 +85,7 @@ class DistributedTrainer {
   Shard shard_;
   std::vector<int64_t> stage_tensor_first_;  // of each stage, in the model's global order
   int64_t tensor_count_ = 0;                 // of the whole model
-  int64_t micro_batches_ = 1;                // of the global batch
+  int64_t micro_batches_ = 0;                // of the global batch
   std::vector<double> agreed_;               // losses of all micro-batches, then square sums of all tensors
   double loss_ = 0;                          // of the step in hand
   double last_loss_ = 0;                     // of the last applied step; part of the state

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "proto/base/status.h"
+#include "worker/client/session.h"
 #include "worker/collective/communicator.h"
 #include "worker/examples/transformer.h"
 
@@ -34,14 +35,16 @@ class GradientReducer {
   virtual ~GradientReducer() = default;
   // A step begins (again): nothing is accumulated.
   virtual void Begin() = 0;
+  // By what Backward multiplies a micro-batch's gradient.
+  virtual Scalar weight() const = 0;
   // Where Backward adds the gradients of the micro-batch in hand ...
   virtual std::span<Scalar> micro_batch() = 0;
   // ... which is then taken in.
   virtual void Accumulate() = 0;
-  // Sums over the replicas. `out_of_range`: this rank saw a value that its fixed point can't hold; the
-  // step must be done again, after Raise on all ranks.
-  virtual Status Reduce(collective::Communicator& replicas, bool& out_of_range) = 0;
-  virtual void Raise() = 0;
+  // Sums over the replicas. `extras.out_of_range`: this rank saw a value that its fixed point can't
+  // hold; the step must be done again, after Raise on all ranks.
+  virtual Status Reduce(collective::Communicator& replicas, VoteExtras& extras) = 0;
+  virtual Status Raise(collective::Communicator& replicas) = 0;
   // The sum, from Reduce until the next Begin.
   virtual std::span<const Scalar> gradients() const = 0;
   // The step is applied: what the next one starts from is derived from its sum.
@@ -52,6 +55,7 @@ class GradientReducer {
 
 template <typename Scalar>
 std::unique_ptr<GradientReducer<Scalar>> MakeReducer(Reduction reduction,
-                                                     const std::vector<TensorInfo>& tensors);
+                                                     const std::vector<TensorInfo>& tensors,
+                                                     int64_t micro_batch_count);
 
 }  // namespace everstep::examples
