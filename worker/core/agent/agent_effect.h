@@ -59,7 +59,7 @@ struct ExitAgent { int32_t code = 0; std::string message; };
 using AgentEffect =
     std::variant<SayHello, SendFact, CloseControllerLink, OpenControllerLink, StartHeartbeats, StopHeartbeats,
                  SendToRank, CloseConnection, StartProcess, SignalProcess, KeepStaged, LoadSnapshot, CopyForKeeping,
-                 DropKept, RaiseProtected, NoteAssigned, NoteProcessGone, ReleaseSnapshots, DropDescriptor, Notice,
+                 DropKept, RaiseProtected, NoteAssigned, NoteProcessGone, ReleaseSnapshots, DropDescriptor, AgentNotice,
                  ExitAgent>;
 using AgentEffects = std::vector<AgentEffect>;
 

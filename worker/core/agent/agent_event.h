@@ -58,6 +58,6 @@ struct AgentTimeAdvanced {};
 using AgentEvent =
     std::variant<ControllerLinkUp, ControllerLinkDown, CommandArrived, RankSocketOpened, RankMessageArrived,
                  RankSocketClosed, ProcessSpawned, SpawnFailed, ProcessExitedObserved, LinesCaptured, KeeperReported,
-                 SnapshotLoaded, SnapshotLoadFailed, StorageWentWrong, StopRequested, TimeAdvanced>;
+                 SnapshotLoaded, SnapshotLoadFailed, StorageWentWrong, StopRequested, AgentTimeAdvanced>;
 
 }  // namespace everstep
