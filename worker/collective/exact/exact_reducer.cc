@@ -53,13 +53,14 @@ ExactReducer::ExactReducer(std::span<const size_t> tensor_elements, size_t micro
   }
   first_block_.push_back(blocks_.size());
   sums_.resize(elements_);
+  summed_.assign(blocks_.size(), 0);
   exponents_.assign(blocks_.size(), kInitialExponent);
   needed_.assign(blocks_.size(), kNothing);
   reduced_.assign(blocks_.size(), kNothing);
 }
 
 void ExactReducer::BeginStep() {
-  std::fill(sums_.begin(), sums_.end(), 0);
+  std::fill(summed_.begin(), summed_.end(), 0);
   std::fill(needed_.begin(), needed_.end(), kNothing);
   out_of_range_ = false;
   not_finite_ = false;
@@ -89,7 +90,9 @@ void ExactReducer::AddBlocks(size_t first_block, size_t last_block, const std::b
     if (needed > exponents_[b]) {
       out_of_range_ = true;
     } else if (needed != kNothing) {
-      loops.add(sums_.data() + block.start, values, block.elements, std::ldexp(1.0, bits_ - exponents_[b]));
+      const auto add = summed_[b] != 0 ? loops.add : loops.assign;
+      add(sums_.data() + block.start, values, block.elements, std::ldexp(1.0, bits_ - exponents_[b]));
+      summed_[b] = 1;
     }
   }
 }
@@ -109,6 +112,9 @@ Status ExactReducer::Finish(Communicator& communicator, void* out, double diviso
     const auto share = [&](size_t r) { return first + piece_blocks * r / size; };
     for (size_t r = 0; r < size; ++r) counts[r] = start_of(share(r + 1)) - start_of(share(r));
     const size_t mine = start_of(share(rank));
+    for (size_t b = first; b < first + piece_blocks; ++b) {
+      if (summed_[b] == 0) std::fill_n(sums_.begin() + static_cast<ptrdiff_t>(blocks_[b].start), blocks_[b].elements, 0);
+    }
     EVERSTEP_RETURN_IF_ERROR(communicator.ReduceScatterV(sums_.data() + start_of(first), sums_.data() + mine, counts,
                                                          DataType::kI64, ReduceOp::kSum));
     for (size_t b = share(rank); b < share(rank + 1); ++b) {

@@ -83,6 +83,7 @@ class ExactReducer {
   std::vector<Block> blocks_;
   std::vector<size_t> first_block_;     // per tensor, and one past the last
   std::vector<int64_t> sums_;
+  std::vector<uint8_t> summed_;         // per block: sums_ holds a sum of this step; otherwise it stands for zeros
   std::vector<int16_t> exponents_;
   std::vector<int16_t> needed_;         // per block: exponent that this rank's micro-batches needed
   std::vector<int16_t> reduced_;        // per block: exponent of the largest |reduced g|, kNothing when all are 0

@@ -14,6 +14,8 @@ struct FixedPointLoops {
   uint64_t (*largest)(const void* values, size_t count);
   // sums[i] += round(values[i] * scale). REQUIRES: all values finite and |values[i] * scale| < 2^62
   void (*add)(int64_t* sums, const void* values, size_t count, double scale);
+  // sums[i] = round(values[i] * scale); the same requirement
+  void (*assign)(int64_t* sums, const void* values, size_t count, double scale);
 };
 
 // For the given element type, the fastest version this machine can run.
