@@ -14,6 +14,7 @@
 #include "worker/io/agent_shell.h"
 #include "worker/io/logging.h"
 #include "worker/io/root_directory.h"
+#include "worker/io/snapshot_keeper_service.h"
 
 namespace everstep {
 namespace {
@@ -129,6 +130,13 @@ int Main(int argc, char** argv) {
   options.controller = flags.controller;
   options.inventory = MakeInventory(flags);
   options.root = root->path;
+  SnapshotKeeperServiceOptions keeper;
+  keeper.server = ServerId(flags.name);
+  keeper.host = flags.host;
+  keeper.store_directory = root->path + "/store";
+  options.make_snapshots = [keeper](SnapshotService::Handler handler) {
+    return MakeSnapshotKeeperService(keeper, std::move(handler));
+  };
   std::random_device random;
   options.seed = (uint64_t{random()} << 32) | random();
   auto shell = AgentShell::Create(std::move(options));

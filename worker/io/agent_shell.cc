@@ -214,6 +214,8 @@ void AgentShell::Perform(AgentEffect effect) {
           if (snapshots_) snapshots_->Drop(e.command);
         } else if constexpr (std::is_same_v<T, RaiseProtected>) {
           if (snapshots_) snapshots_->RaiseProtected(e.job, e.step);
+        } else if constexpr (std::is_same_v<T, NoteGeneration>) {
+          if (snapshots_) snapshots_->NoteGeneration(e.job, e.generation);
         } else if constexpr (std::is_same_v<T, NoteAssigned>) {
           if (snapshots_) snapshots_->NoteAssigned(e.job, e.generation, e.start);
         } else if constexpr (std::is_same_v<T, ReleaseSnapshots>) {

@@ -32,6 +32,8 @@ class SnapshotService {
   virtual void Copy(const CopySnapshot& command) = 0;
   virtual void Drop(const DropSnapshots& command) = 0;
   virtual void RaiseProtected(const JobUid& job, Step step) = 0;
+  // Of a fence: lower generations are refused, and their transfers end.
+  virtual void NoteGeneration(const JobUid& job, Generation generation) = 0;
   virtual void NoteAssigned(const JobUid& job, Generation generation, Step start) = 0;
   virtual void ProcessGone(const JobUid& job, ProcessId process) = 0;
   virtual void Release(const JobUid& job) = 0;

@@ -38,6 +38,7 @@ struct LoadSnapshot { JobUid job; ProcessId process; SnapshotWanted wanted; };
 struct CopyForKeeping { CopySnapshot command; };
 struct DropKept { DropSnapshots command; };
 struct RaiseProtected { JobUid job; Step step; };
+struct NoteGeneration { JobUid job; Generation generation; };  // by a fence
 struct NoteAssigned { JobUid job; Generation generation; Step start; };
 // Reaped, or never started: nobody writes its staging memory any more.
 struct NoteProcessGone { JobUid job; ProcessId process; };
@@ -59,7 +60,7 @@ struct ExitAgent { int32_t code = 0; std::string message; };
 using AgentEffect =
     std::variant<SayHello, SendFact, CloseControllerLink, OpenControllerLink, StartHeartbeats, StopHeartbeats,
                  SendToRank, CloseConnection, StartProcess, SignalProcess, KeepStaged, LoadSnapshot, CopyForKeeping,
-                 DropKept, RaiseProtected, NoteAssigned, NoteProcessGone, ReleaseSnapshots, DropDescriptor, AgentNotice,
+                 DropKept, RaiseProtected, NoteGeneration, NoteAssigned, NoteProcessGone, ReleaseSnapshots, DropDescriptor, AgentNotice,
                  ExitAgent>;
 using AgentEffects = std::vector<AgentEffect>;
 

@@ -267,7 +267,7 @@ void AgentCore::CheckProcessDeadlines() {
   bool unkillable_found = false;
   for (auto& [id, process] : processes_) {
     if (process.state != ProcessState::kRunning) continue;  // ProcessSpawned looks at kill_at
-    if (now_ >= process.socket_lost_until && !process.ending) {
+    if (now_ >= process.socket_lost_until) {
       Note(AgentNoticeLevel::kWarning, Reason::kRankHung, "Rank without socket killed",
            {{"process", Text(id)}, {"job", process.spawn.job.value}});
       Kill(id, process);

@@ -21,6 +21,7 @@ void AgentCore::Tell(const Process& process, AgentToRank message, DescriptorToke
 // ---- from the controller
 
 void AgentCore::Obey(const FenceProcesses& command) {
+  Emit(NoteGeneration{command.job, command.generation});
   for (ProcessId id : command.processes) {
     auto it = processes_.find(id);
     if (it != processes_.end()) {
