@@ -503,7 +503,12 @@ Session::~Session() = default;
 Result<std::unique_ptr<Session>> Session::Create(const SessionOptions& options) {
   const auto get = [](const char* name) -> const char* { return std::getenv(name); };
   EVERSTEP_ASSIGN_OR_RETURN(client::RankEnvironment environment, client::ReadEnvironment(get));
-  auto impl = std::make_unique<Impl>(options, std::move(environment));
+  return CreateIn(options, environment);
+}
+
+Result<std::unique_ptr<Session>> Session::CreateIn(const SessionOptions& options,
+                                                   const client::RankEnvironment& environment) {
+  auto impl = std::make_unique<Impl>(options, environment);
   EVERSTEP_RETURN_IF_ERROR(impl->Start());
   return std::unique_ptr<Session>(new Session(std::move(impl)));
 }

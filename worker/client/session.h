@@ -43,6 +43,10 @@
 
 namespace everstep {
 
+namespace client {
+struct RankEnvironment;
+}
+
 struct SessionOptions {
   // Of the global batch, for a static world only; the job's own is in the assignment.
   int32_t micro_batch_count = 0;
@@ -94,6 +98,9 @@ class Session {
   // INVALID_ARGUMENT: the environment makes no sense; the message names the variable, its value and the remedy.
   // UNAVAILABLE: no agent, or no address to listen on. FAILED_PRECONDITION: the agent refuses this process.
   static Result<std::unique_ptr<Session>> Create(const SessionOptions& options);
+  // The same with an environment that was read before (worker/client/static_world.h).
+  static Result<std::unique_ptr<Session>> CreateIn(const SessionOptions& options,
+                                                   const client::RankEnvironment& environment);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
