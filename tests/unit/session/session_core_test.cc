@@ -131,9 +131,10 @@ TEST(SessionCoreTest, DifferentDigestsAreDataLoss) {
   ASSERT_NE(rig.Sent<RankFailed>(), nullptr);
   EXPECT_EQ(rig.Sent<RankFailed>()->code, StatusCode::kDataLoss);
   EXPECT_NE(rig.Sent<RankFailed>()->message.find("DigestMismatch"), std::string::npos);
-  // It waits for the next fence; nothing restarts by itself.
-  EXPECT_FALSE(rig.Do(AbortConfirmed{Generation(1)}).Has<ConnectMesh>());
-  EXPECT_NE(rig.Do(FenceRank{Generation(2)}).Sent<CollectAnswer>(), nullptr);
+  EXPECT_FALSE(rig.Has<AbortMesh>());  // others may still compare
+  EXPECT_TRUE(rig.Joined().effects.empty());
+  EXPECT_TRUE(rig.Do(FenceRank{Generation(2)}).Has<AbortMesh>());
+  EXPECT_NE(rig.Do(AbortConfirmed{Generation(1)}).Sent<CollectAnswer>(), nullptr);
 }
 
 TEST(SessionCoreTest, RefusesAssignmentsThatMemoryDoesNotFit) {

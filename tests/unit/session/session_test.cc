@@ -67,14 +67,20 @@ TEST(SessionTest, ALostRankIsReplacedFromALiveCopy) {
 }
 
 TEST(SessionTest, AFenceFreesARankThatIsBlockedInACollective) {
-  Gate gate;
-  ToyRank a(1, {}), b(2, {.at = [&](Point point, int64_t step) {
+  Gate gate, a_came;
+  a_came.Open();
+  ToyRank a(1, {.at = [&](Point point, int64_t step) {
+    if (point == Point::kBeforeReduce && step == 3) a_came.Pass();
+    return true;
+  }});
+  ToyRank b(2, {.at = [&](Point point, int64_t step) {
     if (point == Point::kBeforeReduce && step == 3) gate.Pass();
     return true;
   }});
   a.agent.Expect<RankJoin>();
   b.agent.Expect<RankJoin>();
   Form(1, {}, {Initialize(a), Initialize(b)});
+  a_came.Await();
   gate.Await();  // b computes for long; a is in the all-reduce of step 3, or about to be
   const Clock::time_point fenced = Clock::now();
   a.agent.Send(FenceRank{Generation(2)});
@@ -99,8 +105,11 @@ TEST(SessionTest, AFenceFreesARankThatIsBlockedInACollective) {
 }
 
 TEST(SessionTest, AStepWhoseVotePassedIsRolledForwardByWhoHoldsItsGradients) {
-  Gate before_commit;
-  ToyRank a(1, {});
+  Gate a_computed, before_commit;
+  ToyRank a(1, {.at = [&](Point point, int64_t step) {
+    if (point == Point::kBeforeCommit && step == 5) a_computed.Pass();
+    return true;
+  }});
   ToyRank b(2, {.at = [&](Point point, int64_t step) {
     if (point == Point::kBeforeCommit && step == 5) before_commit.Pass();
     return true;
@@ -109,6 +118,8 @@ TEST(SessionTest, AStepWhoseVotePassedIsRolledForwardByWhoHoldsItsGradients) {
   b.agent.Expect<RankJoin>();
   Form(1, {}, {Initialize(a), Initialize(b)});
   before_commit.Await();
+  a_computed.Await();
+  a_computed.Open();
   // b is fenced while it holds step 5's gradients and has not voted; a waits for its vote and is fenced later.
   b.agent.Send(FenceRank{Generation(2)});
   EXPECT_EQ(b.agent.Expect<CollectAnswer>().report, (RankReport{true, State(4, 1), Generation(1)}));
@@ -131,8 +142,8 @@ TEST(SessionTest, AStepWhoseVotePassedIsRolledForwardByWhoHoldsItsGradients) {
 
 TEST(SessionTest, AnUndecidedStepIsDiscardedAndComputedAgain) {
   Gate before_commit;
+  std::atomic<int> passes{0};
   const auto hold = [&](Point point, int64_t step) {
-    static std::atomic<int> passes{0};
     if (point == Point::kBeforeCommit && step == 5 && passes.fetch_add(1) < 2) before_commit.Pass();
     return true;
   };
@@ -167,6 +178,8 @@ TEST(SessionTest, AFenceDuringApplyIsAnsweredAfterIt) {
   in_apply.Await();
   EXPECT_EQ(a.phase(), RankPhase::kApplying);
   a.agent.Send(FenceRank{Generation(2)});
+  a.agent.Send(FenceRank{Generation(1)});  // stale, and counted once both were read
+  a.AwaitStaleRefused(1);
   in_apply.Open();
   EXPECT_EQ(a.agent.Expect<CollectAnswer>().report, (RankReport{true, State(2, 1), Generation(0)}));
   Form(2, State(2, 1), {Keep(a)});

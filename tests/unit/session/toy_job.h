@@ -170,6 +170,11 @@ class ToyRank {
   int staging_fd() const { return staging_fd_; }
   RankPhase phase() const { return static_cast<RankPhase>(page_->phase); }
 
+  // REQUIRES: the rank is held at a Gate.
+  void AwaitStaleRefused(uint64_t count) const {
+    while (session_.load()->counters().stale_refused < count) std::this_thread::yield();
+  }
+
   // After Wait.
   Status outcome;
   std::vector<double> state = std::vector<double>(kElements);
@@ -207,6 +212,7 @@ class ToyRank {
       outcome = session.status();
       return;
     }
+    session_.store(session->get());
     outcome = Train(**session);
     counters = (*session)->counters();
   }
@@ -271,6 +277,7 @@ class ToyRank {
   const uint64_t process_;
   const Options options_;
   double gradient_ = 0;
+  std::atomic<Session*> session_{nullptr};
   int page_fd_ = -1, staging_fd_ = -1;
   ProgressPage* page_ = nullptr;
   RankHello hello_;

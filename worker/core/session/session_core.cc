@@ -436,7 +436,10 @@ void SessionCore::On(const DigestsAgreed& event, Instant, Effects& out) {
 
 void SessionCore::On(const DigestsDiffer& event, Instant now, Effects& out) {
   if (!EndWork(event.generation, out)) return;
-  FailAssignment(Rank(-1), DataLoss("DigestMismatch: " + event.message), now, out);
+  // All ranks come to this verdict by themselves: an abort would only hide it from those that still compare.
+  stage_ = Stage::kOutside;
+  progress_.phase = RankPhase::kJoining;
+  ReportLoss(Rank(-1), DataLoss("DigestMismatch: " + event.message), now, out);
 }
 
 void SessionCore::On(const ResumeRank& event, Instant, Effects& out) {
