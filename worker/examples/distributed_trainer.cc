@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <thread>
 #include <utility>
 
 #include "worker/examples/digest.h"
@@ -189,6 +190,8 @@ Result<bool> DistributedTrainer<Scalar>::TrainGeneration() {
   }
   Step step = place_.next_step;
   while (step <= Step(options_.step_count)) {
+    std::this_thread::sleep_until(next_step_at_);
+    next_step_at_ = std::chrono::steady_clock::now() + options_.step_time_min;
     EVERSTEP_RETURN_IF_ERROR(session_.BeginStep(step));
     EVERSTEP_RETURN_IF_ERROR(ComputeGradients(step));
     VoteExtras extras;

@@ -3,6 +3,7 @@
 // voted for it. Used by everstep-train; thread-compatible, the program's one training thread.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -29,6 +30,7 @@ struct DistributedTrainerOptions {
   Reduction reduction = Reduction::kExact;
   int64_t snapshot_every = 0;     // steps; 0: never
   int64_t validation_sequence_count = 0;
+  std::chrono::milliseconds step_time_min{0};  // a faster step waits: as if data came slowly
 };
 
 struct TrainingResult {
@@ -91,6 +93,7 @@ class DistributedTrainer {
   double last_loss_ = 0;                     // of the last applied step; part of the state
   Step announced_{0};
   double clip_scale_ = 1;
+  std::chrono::steady_clock::time_point next_step_at_{};
   Step computed_{0};                         // gradients of this step are held and it is undecided; 0: none
   Generation computed_generation_;
   bool committing_ = false;

@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -32,6 +33,7 @@ struct Flags {
   Reduction reduction = Reduction::kExact;
   int64_t micro_batches = 0;  // 0: the preset's
   int64_t snapshot_every = 0;
+  int64_t pace_milliseconds = 0;
   std::string step_log;       // empty: EVERSTEP_OUTPUT_DIR
 };
 
@@ -50,6 +52,7 @@ int Train(const Flags& flags, const Preset& preset, const TextData& data) {
   options.seed = flags.seed;
   options.reduction = flags.reduction;
   options.snapshot_every = flags.snapshot_every;
+  options.step_time_min = std::chrono::milliseconds(flags.pace_milliseconds);
   options.validation_sequence_count = preset.training.validation_sequence_count;
 
   SessionOptions session_options;
@@ -101,6 +104,9 @@ int Run(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--snapshot-every", flags.snapshot_every, "steps between snapshots; 0: none")
       ->check(CLI::Range(int64_t{0}, kStepCountMax))
+      ->capture_default_str();
+  app.add_option("--pace", flags.pace_milliseconds, "milliseconds that a step takes at least, as if data came slowly")
+      ->check(CLI::Range(int64_t{0}, int64_t{60'000}))
       ->capture_default_str();
   app.add_option("--step-log", flags.step_log,
                  "folder for the log of steps (default: EVERSTEP_OUTPUT_DIR, which is lost with its server)");
