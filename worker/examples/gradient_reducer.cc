@@ -70,7 +70,11 @@ class FixedPointReducer : public GradientReducer<Scalar> {
     extras.not_finite = reducer_.not_finite();
     return reducer_.Finish(replicas, mean_.data());
   }
-  Status Raise(collective::Communicator& replicas) override { return reducer_.RaiseExponents(replicas); }
+  Status Raise(collective::Communicator& replicas) override {
+    Status status = reducer_.RaiseExponents(replicas);
+    // It was another stage's value that did not fit; here there is nothing to raise.
+    return status.code() == StatusCode::kFailedPrecondition ? OkStatus() : status;
+  }
   std::span<const Scalar> gradients() const override { return mean_.span(); }
   void Adopt() override { reducer_.UpdateExponents(); }
   std::vector<ReducerState> state() override {

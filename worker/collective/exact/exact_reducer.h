@@ -42,6 +42,7 @@ class ExactReducer {
   ExactReducer(std::span<const size_t> tensor_elements, size_t micro_batches, DataType type);
 
   size_t elements() const { return elements_; }
+  size_t tensor_count() const { return first_block_.size() - 1; }
 
   // Forgets what was accumulated, and the flags.
   void BeginStep();
