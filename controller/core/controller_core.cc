@@ -77,7 +77,11 @@ Effects ControllerCore::Impl::Step(const Event& event, Now now) {
   if (now_.instant >= next_judgement_) JudgeServers();
   for (auto& [uid, job] : jobs_) {
     if (now_.instant >= job.deadline || now_.instant >= job.complaint_deadline) OnStageDeadline(job);
-    if (now_.instant >= job.regrow_at || (job.standby_at > Instant{} && now_.instant >= job.standby_at)) dirty_ = true;
+    if (now_.instant >= job.regrow_at) dirty_ = true;
+    if (job.standby_at > Instant{} && now_.instant >= job.standby_at) {
+      job.standby_at = Instant{};
+      dirty_ = true;
+    }
   }
   if (adoption_deadline_ != kNever) {
     const bool final = now_.instant >= adoption_deadline_;

@@ -42,6 +42,7 @@ class ControllerCore::Impl {
   void Register(const AgentConnected& event);
   void Welcomed(ServerRow& server, const AgentHello& hello);
   void AcceptReports(ServerRow& server, const AgentHello& hello);
+  void AcceptSnapshots(ServerRow& server, const AgentHello& hello);
   void ResendTo(ServerRow& server);
   void JudgeServers();
   void StartProbing(ServerRow& server);
@@ -86,6 +87,7 @@ class ControllerCore::Impl {
   void RememberLost(JobRow& job, const ProcessRow& process);
   bool CountFailure(JobRow& job, const ProcessRow& process, const ProcessExited& fact);
   bool FinishIfAllFinished(JobRow& job);
+  bool Finishing(const JobRow& job) const;   // a member of this generation came to its end: every step is done
 
   // ---- recovery/recovery.cc
   void StartRecovery(JobRow& job, Reason reason, const std::string& evidence, Duration noticed_ago, bool planned);
@@ -102,6 +104,7 @@ class ControllerCore::Impl {
   void MakeAssignment(JobRow& job);
   void ResumeOpaque(JobRow& job);
   void CheckReady(JobRow& job);
+  void DistrustMemory(JobRow& job, const std::string& evidence);
   void CloseRecovery(JobRow& job, const std::string& outcome);
   void EnterPhase(JobRow& job, RecoveryPhase phase);
   void OnStageDeadline(JobRow& job);

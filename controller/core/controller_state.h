@@ -18,6 +18,8 @@
 
 namespace everstep {
 
+inline constexpr int32_t kRetriesMax = 5;  // generations raised, or starts tried, in a row without a lost member
+
 // One spawn of a rank process.
 struct ProcessRow {
   ProcessId id;

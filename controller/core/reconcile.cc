@@ -84,7 +84,7 @@ void ControllerCore::Impl::Reconcile() {
     if (job->stage == JobStage::kWaiting) TryPlan(*job);
   }
   for (JobRow* job : JobsByClaim()) {
-    if (job->stage != JobStage::kRunning) continue;
+    if (job->stage != JobStage::kRunning || Finishing(*job)) continue;
     ReconcileDrain(*job);
     if (job->stage == JobStage::kRunning) ReconcileWidth(*job);
     if (job->stage == JobStage::kRunning) ReconcileStandbys(*job);

@@ -78,6 +78,12 @@ class Applier {
     job->resumed = r.generation;
   }
 
+  void operator()(const FinishReached& r) {
+    JobEntry* job = Find(r.job);
+    if (job == nullptr || r.generation != job->resumed) return;
+    job->finish_reached = r.generation;
+  }
+
   void operator()(const FailureCounted& r) {
     JobEntry* job = Find(r.job);
     if (job == nullptr) return;
@@ -152,7 +158,7 @@ bool SamePlan(const std::optional<PlanMade>& a, const std::optional<PlanMade>& b
 bool JobEntry::operator==(const JobEntry& o) const {
   return uid == o.uid && spec == o.spec && order == o.order && submitted == o.submitted && fenced == o.fenced &&
          recovery == o.recovery && fence_reason == o.fence_reason && fence_planned == o.fence_planned &&
-         resumed == o.resumed && lineage == o.lineage && recovery_point == o.recovery_point && SamePlan(plan, o.plan) &&
+         resumed == o.resumed && finish_reached == o.finish_reached && lineage == o.lineage && recovery_point == o.recovery_point && SamePlan(plan, o.plan) &&
          assignment == o.assignment && manifests == o.manifests && failures == o.failures &&
          recent_failures == o.recent_failures && SameEnd(ended, o.ended);
 }

@@ -88,6 +88,7 @@ struct RecoveryPointDecided { JobUid job; Generation generation; StateId point; 
 struct PlanMade { JobUid job; Generation generation; std::vector<PlannedSlot> slots; Reason reason = Reason::kNone; std::string message; };
 struct AssignmentMade { Assignment assignment; };
 struct GenerationResumed { JobUid job; Generation generation; };
+struct FinishReached { JobUid job; Generation generation; };   // a member came to its end: every step is done
 struct FailureCounted { JobUid job; Step step; Rank rank; ServerId server; int32_t exit_code = 0; int32_t signal = 0; };
 struct RecoveryEnded { RecoveryRecord recovery; };
 struct ManifestCommitted { JobUid job; Manifest manifest; };
@@ -96,7 +97,7 @@ struct JobEnded { JobUid job; JobState outcome = JobState::kFailed; Reason reaso
 struct JobForgotten { JobUid job; };  // an ended job leaves the ledger
 
 using Record = std::variant<TermStarted, ServerRegistered, ServerDied, ServerDrainSet, JobSubmitted, GenerationFenced,
-                            RecoveryPointDecided, PlanMade, AssignmentMade, GenerationResumed, FailureCounted,
+                            RecoveryPointDecided, PlanMade, AssignmentMade, GenerationResumed, FinishReached, FailureCounted,
                             RecoveryEnded, ManifestCommitted, ManifestDropped, JobEnded, JobForgotten>;
 
 // ---- state
@@ -129,6 +130,7 @@ struct JobEntry {
   Reason fence_reason = Reason::kNone;
   bool fence_planned = false;
   Generation resumed;                // newest generation that all ranks were told to step in
+  Generation finish_reached;         // newest generation of which a member came to its end
   Lineage lineage;
   StateId recovery_point;            // of lineage.newest()
   std::optional<PlanMade> plan;      // of `fenced`; the reservation of its devices

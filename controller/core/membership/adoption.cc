@@ -54,6 +54,15 @@ void ControllerCore::Impl::BeginAdoption(JobRow& job) {
 void ControllerCore::Impl::CheckAdoption(JobRow& job, bool final) {
   if (job.stage != JobStage::kAdopting) return;
   const JobEntry& entry = Entry(job);
+  if (entry.finish_reached.value != 0 && entry.finish_reached == entry.fenced) {
+    // Every step is done. Members that are gone are finished; whoever missed the end of the last barrier may go.
+    SetStage(job, JobStage::kRunning, kNever);
+    for (ProcessRow* process : ProcessesOf(job.uid)) {
+      if (process->reported && process->progress.phase == RankPhase::kJoining) Kill(*process, entry.spec.termination_grace);
+    }
+    FinishIfAllFinished(job);
+    return;
+  }
   size_t members = 0;
   bool all = true, waiting = false;
   for (const ProcessRow* process : ProcessesOf(job.uid)) {

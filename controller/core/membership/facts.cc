@@ -66,18 +66,29 @@ void ControllerCore::Impl::Handle(ServerRow& server, const ProcessStarted& fact)
 void ControllerCore::Impl::Handle(ServerRow& server, const ProcessStartFailed& fact) {
   ProcessRow* process = OwnProcess(server, fact.job, fact.process);
   JobRow* job = FindJob(fact.job);
-  if (process == nullptr || job == nullptr || process->exited) return;
+  if (process == nullptr || process->exited) return;
   process->exited = true;
+  dirty_ = true;  // its device is free, whatever became of the job
+  if (job == nullptr || job->stage == JobStage::kEnded) return;
   job->last_lines = {fact.message};
   Note(NoticeLevel::kError, fact.reason, "Process did not start", server.inventory.server, job,
        {{"message", fact.message}});
-  if (fact.reason == Reason::kProgramMissing) {
+  const bool elsewhere = std::any_of(servers_.begin(), servers_.end(), [&](const auto& other) {
+    return other.first != server.inventory.server && Usable(other.second) && !job->banned.contains(other.first);
+  });
+  if (fact.reason == Reason::kProgramMissing || (process->planned && elsewhere)) {
     job->banned.insert(server.inventory.server);
+  }
+  if (fact.reason == Reason::kProgramMissing) {
     // At the job's start this is the user's mistake; later another server may still do.
     if (Entry(*job).resumed.value == 0) {
       EndJob(*job, JobState::kFailed, Reason::kProgramMissing, static_cast<int32_t>(JobExit::kUserSignal), fact.message);
       return;
     }
+  }
+  if (process->planned && ++job->retries > kRetriesMax) {
+    EndJob(*job, JobState::kFailed, fact.reason, static_cast<int32_t>(JobExit::kInfrastructure), fact.message);
+    return;
   }
   LoseProcesses(*job, {{process, fact.reason, fact.message, Duration(0)}});
 }
@@ -92,8 +103,8 @@ void ControllerCore::Impl::Handle(ServerRow& server, const ProcessExited& fact) 
   process->progress = fact.progress;
   for (const std::string& line : fact.last_lines) process->lines.push_back(line);
   while (process->lines.size() > kLinesKept) process->lines.pop_front();
+  dirty_ = true;  // its device is free, whatever became of the job
   if (job == nullptr || job->stage == JobStage::kEnded) return;
-  dirty_ = true;
   const Reason reason = fact.signal != 0 ? Reason::kProcessKilled : Reason::kProcessExited;
   const std::string how = fact.signal != 0 ? fmt::format("signal {}", fact.signal)
                                            : fmt::format("exit code {}", fact.exit_code);
@@ -101,11 +112,24 @@ void ControllerCore::Impl::Handle(ServerRow& server, const ProcessExited& fact) 
       process->rank.value >= 0
           ? fmt::format("rank {} on {} ended with {}", process->rank.value, process->server.value, how)
           : fmt::format("standby on {} ended with {}", process->server.value, how);
+  if (process->finished && fact.exit_code != 0 && fact.signal == 0) {
+    job->last_lines.assign(process->lines.begin(), process->lines.end());
+    EndJob(*job, JobState::kFailed, Reason::kUserError, std::min(fact.exit_code, static_cast<int32_t>(JobExit::kUserSignal)),
+           evidence + " after its last step");
+    return;
+  }
   if (process->finished) {
     Note(NoticeLevel::kDebug, Reason::kJobFinished, "Rank finished", process->server, job,
          {{"rank", std::to_string(process->rank.value)}});
     if (FinishIfAllFinished(*job)) return;
-    if (Entry(*job).spec.opaque || process->member) return;  // the others are about to finish, too
+    if (Entry(*job).spec.opaque || process->member) {
+      CheckCollected(*job);  // it answers no Collect any more
+      return;                // the others are about to finish, too
+    }
+  }
+  if (Finishing(*job)) {
+    FinishIfAllFinished(*job);
+    return;
   }
   if (process->kill_sent) {
     LoseProcesses(*job, {{process, reason, evidence, fact.noticed_ago}});
@@ -200,10 +224,13 @@ void ControllerCore::Impl::Handle(ServerRow& server, const ProcessFailed& fact) 
   }
   const std::string evidence = fmt::format("rank {} on {} says: {}", process->rank.value, process->server.value,
                                            fact.failed.message);
+  if (Finishing(*job)) {
+    Kill(*process, entry.spec.termination_grace);  // it missed the end of the last barrier; nothing is left to do
+    return;
+  }
   if (fact.failed.code == StatusCode::kDataLoss) {
     if (job->stage != JobStage::kAssigned) return;
-    job->trust_memory = false;
-    StartRecovery(*job, Reason::kDigestMismatch, evidence, Duration(0), false);
+    DistrustMemory(*job, evidence);
     return;
   }
   // A complaint is no proof. It makes us look at once, and acts only if nothing better comes.

@@ -63,9 +63,8 @@ void ControllerCore::Impl::OnAgentConnected(const AgentConnected& event) {
     return refuse(true, fmt::format("servers_max: {} servers are registered; raise servers_max", servers_.size()));
   }
   auto entry = ledger_.servers.find(id);
-  const bool same_process = entry != ledger_.servers.end() && hello.incarnation.value != 0 &&
-                            hello.start_nonce == entry->second.start_nonce;
-  if (same_process && hello.incarnation <= entry->second.dead_upto) {
+  // An agent process keeps its incarnation: a dead one is refused, whoever has its name now.
+  if (entry != ledger_.servers.end() && hello.incarnation.value != 0 && hello.incarnation <= entry->second.dead_upto) {
     return refuse(false, fmt::format("incarnation {} of {} was declared dead; reap its ranks and register anew",
                                      hello.incarnation.value, id.value));
   }
@@ -88,8 +87,10 @@ void ControllerCore::Impl::Register(const AgentConnected& event) {
       DeclareDead(*old, Reason::kServerRestarted,
                   fmt::format("agent of {} registered again with a new incarnation", id.value));
     }
-    const uint64_t newest = entry == ledger_.servers.end() ? 0 : entry->second.newest.value;
-    Append(ServerRegistered{id, Incarnation(newest + 1), hello.start_nonce, hello.inventory.failure_domain});
+    // Above what the agent had, too: the ledger may be an old copy.
+    const Incarnation newest = entry == ledger_.servers.end() ? Incarnation(0) : entry->second.newest;
+    Append(ServerRegistered{id, std::max(newest, hello.incarnation).Next(), hello.start_nonce,
+                            hello.inventory.failure_domain});
   }
   ServerRow& server = servers_[id];
   if (server.session) {
@@ -119,7 +120,8 @@ void ControllerCore::Impl::Register(const AgentConnected& event) {
   next_judgement_ = std::min(next_judgement_, now_.instant + policy_.lease / 2);
   dirty_ = true;
   AcceptReports(server, hello);
-  Welcomed(server, hello);
+  Welcomed(server, hello);  // agents obey nothing before it
+  AcceptSnapshots(server, hello);
   ResendTo(server);
   Note(NoticeLevel::kInfo, Reason::kRegistered, fresh ? "Server registered" : "Server reconnected", id, nullptr,
        {{"incarnation", std::to_string(incarnation.value)},
@@ -168,11 +170,8 @@ void ControllerCore::Impl::AcceptReports(ServerRow& server, const AgentHello& he
     process->mesh_address = status.mesh_address;
     process->progress = status.progress;
     process->missing_deadline = kNever;
-    if (process->member && status.assigned.value == 0 && process->assigned.value != 0) {
-      process->assigned = Generation(0);  // its Assign was lost: ResendTo repeats it
-    } else {
-      process->assigned = status.assigned;
-    }
+    // What it took decides only whether we adopt. Otherwise our word stands, and ResendTo repeats what was lost.
+    if (job->stage == JobStage::kAdopting && !Entry(*job).spec.opaque) process->assigned = status.assigned;
     if (status.collected) {
       process->collected = status.promised;
       process->report = status.report;
@@ -197,6 +196,9 @@ void ControllerCore::Impl::AcceptReports(ServerRow& server, const AgentHello& he
     process.missing_deadline = now_.instant + Milliseconds(200);
     next_judgement_ = std::min(next_judgement_, process.missing_deadline);
   }
+}
+
+void ControllerCore::Impl::AcceptSnapshots(ServerRow& server, const AgentHello& hello) {
   ForgetSnapshotsOf(server.inventory.server);
   for (const auto& [uid, snapshot] : hello.snapshots) {
     if (FindJob(uid) != nullptr) Handle(server, SnapshotHeld{uid, snapshot});
@@ -280,10 +282,16 @@ void ControllerCore::Impl::OnHeartbeat(const Heartbeat& heartbeat) {
   for (const Heartbeat::Vote& vote : heartbeat.votes) {
     ProcessRow* process = FindProcess(vote.process);
     if (process == nullptr || process->exited || process->server != heartbeat.server) continue;
-    process->progress.phase = vote.phase;
-    process->progress.generation = std::max(process->progress.generation, vote.generation);
-    if (vote.step <= process->progress.vote_passed) continue;
-    process->progress.vote_passed = vote.step;
+    // A step belongs to its generation: a later one may count from lower again.
+    Progress& progress = process->progress;
+    if (vote.generation < progress.generation) continue;
+    if (vote.generation > progress.generation) {
+      progress = Progress{};
+      progress.generation = vote.generation;
+    }
+    progress.phase = vote.phase;
+    if (vote.step <= progress.vote_passed) continue;
+    progress.vote_passed = vote.step;
     JobRow* job = FindJob(process->job);
     if (job == nullptr || vote.generation != Entry(*job).resumed) continue;
     if (vote.step > job->committed) job->committed = vote.step;
@@ -297,6 +305,7 @@ void ControllerCore::Impl::StartProbing(ServerRow& server) {
     server.probe_nonce = prng_.Next();
     Send(server, Probe{server.probe_nonce});
   }
+  if (server.inventory.probe_address.empty()) return;  // known from the ledger only
   Push(StartProbe{server.inventory.server, server.incarnation, server.inventory.probe_address, policy_.probe_timeout});
 }
 
@@ -325,7 +334,8 @@ void ControllerCore::Impl::JudgeServers() {
     for (ProcessId pid : server_processes_[id]) {
       const ProcessRow& process = processes_.at(pid);
       const JobRow* job = FindJob(process.job);
-      if (process.member && !process.exited && job != nullptr && job->stage == JobStage::kRunning) {
+      if (process.member && !process.exited && job != nullptr &&
+          (job->stage == JobStage::kRunning || job->stage == JobStage::kPreparing || job->stage == JobStage::kAdopting)) {
         server.liveness.OnVote(job->vote_at);
       }
     }
@@ -383,7 +393,8 @@ bool ControllerCore::Impl::HoldForMassSilence(ServerRow& server) {
   for (const auto& [id, other] : servers_) {
     if (other.dead) continue;
     ++alive;
-    if (other.silent_held || now_.instant - other.liveness.heard() >= policy_.lease) ++silent;
+    // Datagrams are not sent in step: whoever is late now fell silent at the same time.
+    if (other.silent_held || now_.instant - other.liveness.heard() > policy_.lease / 2) ++silent;
   }
   if (!server.silent_held) {
     if (alive < 5 || silent < std::max<size_t>(3, (alive + 1) / 2)) return frozen_ && alive >= 5 && silent >= 3;

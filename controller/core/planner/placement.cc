@@ -86,6 +86,21 @@ class Placer {
       }
       homeless = std::move(rest);
     }
+    // A shard's only holder of the recovery point is seated before an incumbent that must fetch it.
+    for (const Incumbent& i : homeless) {
+      if (!i.source) continue;
+      size_t without = World();
+      bool held = false;
+      for (size_t rank = 0; rank < World(); ++rank) {
+        if (static_cast<int32_t>(rank) % stages != i.shard.value || !seated_[rank]) continue;
+        const auto seated = std::find_if(sorted.begin(), sorted.end(), [&](const Incumbent& other) {
+          return other.process == placement_.ranks[rank].process;
+        });
+        if (seated->source && seated->shard == i.shard) held = true;
+        else if (without == World()) without = rank;
+      }
+      if (!held && without < World()) Seat(without, i);
+    }
   }
 
   void FillHoles() {

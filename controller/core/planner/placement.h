@@ -20,6 +20,7 @@ struct Incumbent {
   ServerId server;
   DeviceIndex device;
   ShardIndex shard;
+  bool source = true;                 // its memory is the recovery point, or one apply away from it
 };
 
 // A device that a rank could be put on.

@@ -17,7 +17,8 @@ constexpr int32_t kUserExitLast = 63;
 void ControllerCore::Impl::RememberProof(JobRow& job, const ProcessRow& process) {
   const Progress& page = process.progress;
   auto add = [&](StateId id) {
-    if (id.step.value > 0 && job.proofs.size() < kProofsKept) job.proofs.push_back(id);
+    if (id.step.value <= 0 || std::find(job.proofs.begin(), job.proofs.end(), id) != job.proofs.end()) return;
+    if (job.proofs.size() < kProofsKept) job.proofs.push_back(id);
   };
   if (page.memory_valid || page.phase == RankPhase::kApplying) add(page.applied);
   if (page.phase == RankPhase::kApplying) add({page.applied.step.Next(), page.generation});
@@ -55,7 +56,7 @@ bool ControllerCore::Impl::CountFailure(JobRow& job, const ProcessRow& process, 
     }
   }
   Append(FailureCounted{job.uid, step, process.rank, process.server, fact.exit_code, fact.signal});
-  const int32_t code = fact.signal == 0 && fact.exit_code <= kUserExitLast
+  const int32_t code = fact.signal == 0 && fact.exit_code > 0 && fact.exit_code <= kUserExitLast
                            ? fact.exit_code
                            : static_cast<int32_t>(JobExit::kUserSignal);
   const std::string how = fact.signal != 0 ? fmt::format("signal {}", fact.signal)
@@ -76,15 +77,33 @@ bool ControllerCore::Impl::CountFailure(JobRow& job, const ProcessRow& process, 
   return false;
 }
 
+bool ControllerCore::Impl::Finishing(const JobRow& job) const {
+  const JobEntry& entry = Entry(job);
+  return job.stage == JobStage::kRunning && entry.finish_reached.value != 0 && entry.finish_reached == entry.fenced;
+}
+
+// Ranks come to their end together (Finish has a barrier): once one is through, every step is done, and whoever is lost
+// from then on takes nothing with it. True when that ended the job.
 bool ControllerCore::Impl::FinishIfAllFinished(JobRow& job) {
-  size_t members = 0, finished = 0;
+  const JobEntry& entry = Entry(job);
+  // The newest generation that stepped or was about to: a fence that rose since changes nothing for a program that is done.
+  const Generation newest = !entry.spec.opaque && entry.assignment ? entry.assignment->generation : entry.resumed;
+  size_t members = 0, finished = 0, gone = 0;
   for (const ProcessRow* process : ProcessesOf(job.uid)) {
-    if (!process->member || process->assigned != Entry(job).fenced) continue;
+    if (!process->member || process->assigned != newest) continue;
     ++members;
     finished += process->finished ? 1 : 0;
+    gone += process->exited ? 1 : 0;
   }
-  if (members == 0 || finished < members) return false;
-  EndJob(job, JobState::kSucceeded, Reason::kJobFinished, 0, fmt::format("All {} ranks finished", members));
+  if (finished > 0 && !Finishing(job) && !entry.spec.opaque && newest == entry.fenced) {
+    Append(FinishReached{job.uid, entry.fenced});
+  }
+  if (finished == 0 && !Finishing(job)) return false;
+  if (gone < members || (entry.spec.opaque && finished < members)) return false;
+  EndJob(job, JobState::kSucceeded, Reason::kJobFinished, 0,
+         finished == members ? fmt::format("All {} ranks finished", members)
+                             : fmt::format("{} of {} ranks ended by themselves, the others after the last step", finished,
+                                           members));
   return true;
 }
 
@@ -92,6 +111,7 @@ bool ControllerCore::Impl::FinishIfAllFinished(JobRow& job) {
 void ControllerCore::Impl::LoseProcesses(JobRow& job, std::vector<Loss> losses) {
   if (job.stage == JobStage::kEnded) return;
   dirty_ = true;
+  if (FinishIfAllFinished(job) || Finishing(job)) return;
   bool member_lost = false, incumbent_lost = false, planned_lost = false;
   const Loss* first = nullptr;
   const JobEntry& entry = Entry(job);
@@ -134,7 +154,12 @@ void ControllerCore::Impl::LoseProcesses(JobRow& job, std::vector<Loss> losses) 
       return;
     case JobStage::kWaiting:
     case JobStage::kGathering:
-      if (incumbent_lost || planned_lost) Amend(job, first->evidence);
+      if (entry.spec.opaque && planned_lost) {
+        // What runs already was started for the old plan: its place in the world is in its environment.
+        StartRecovery(job, first->reason, first->evidence, first->noticed_ago, false);
+      } else if (incumbent_lost || planned_lost) {
+        Amend(job, first->evidence);
+      }
       return;
     case JobStage::kAdopting:
       CheckAdoption(job, false);

@@ -11,7 +11,6 @@
 namespace everstep {
 
 namespace {
-constexpr int32_t kRetriesMax = 5;              // generations raised in a row without any loss
 constexpr size_t kEvidenceMax = 2000;           // bytes
 constexpr Duration kContention = Milliseconds(500);  // before the idle standby of a job with a higher claim is taken
 }  // namespace
@@ -90,10 +89,12 @@ void ControllerCore::Impl::StartRecovery(JobRow& job, Reason reason, const std::
   job.message = evidence;
   job.complaint_deadline = kNever;
   job.complaint.clear();
+  job.regrow_at = kNever;
   job.expected.clear();
   for (ProcessRow* process : ProcessesOf(job.uid)) {
     process->planned = false;
-    if (process->exited || !process->member || process->finished) continue;
+    // An opaque process was started for one generation; all of them go, whatever stage they were in.
+    if (process->exited || process->finished || (!process->member && !entry.spec.opaque)) continue;
     const ServerRow* server = FindServer(process->server);
     if (server == nullptr || server->dead) continue;
     process->excluded = false;
@@ -169,22 +170,30 @@ RecoveryInputs ControllerCore::Impl::GatherInputs(JobRow& job) {
 void ControllerCore::Impl::Decide(JobRow& job) {
   const JobEntry& entry = Entry(job);
   EnterPhase(job, RecoveryPhase::kPlan);
+  std::vector<ProcessRow*> excluded;
   for (ProcessId pid : job.expected) {
     ProcessRow& process = processes_.at(pid);
     if (process.exited || process.collected == entry.fenced) continue;
+    excluded.push_back(&process);
     process.excluded = true;
     RememberLost(job, process);
     Note(NoticeLevel::kError, Reason::kCollectDeadline, "Rank left out of the decision set", process.server, &job,
          {{"rank", std::to_string(process.rank.value)}});
-    Kill(process, Duration(0));
   }
   job.inputs = GatherInputs(job);
   const StateId point = DecideRecoveryPoint(job.inputs);
   Append(RecoveryPointDecided{job.uid, entry.fenced, point});
-  // The new link is on the chain now, too; what was decided was decided against the chain before it.
+  // Only now: a controller that dies before the point is durable leaves them to the next Collect.
+  for (ProcessRow* process : excluded) Kill(*process, Duration(0));
+  // The new link is on the chain now, too; what was decided was decided against the chain before it. The point is its own
+  // proof from here on, whoever proved it may die.
+  job.inputs.proofs.push_back(point);
+  job.protected_step = std::min(job.protected_step, point.step);
   if (job.open) {
+    // Against the farthest the job came, not against the point that a generation before this one chose.
+    const int64_t reached = std::max(job.committed.value, job.open->recovery_point.step.value + job.open->steps_lost);
     job.open->recovery_point = point;
-    if (!entry.spec.opaque) job.open->steps_lost = std::max<int64_t>(0, job.committed.value - point.step.value);
+    if (!entry.spec.opaque) job.open->steps_lost = std::max<int64_t>(0, reached - point.step.value);
     if (job.open->steps_lost > 0) {
       Note(NoticeLevel::kError, Reason::kRolledBack, "Rolled back", {}, &job,
            {{"step", std::to_string(point.step.value)}, {"stepsLost", std::to_string(job.open->steps_lost)}});
@@ -230,24 +239,25 @@ PlacementRequest ControllerCore::Impl::BuildRequest(JobRow& job, bool* foreign_o
   request.world_wanted = WorldWanted(entry);
   request.world_min = WorldMin(entry);
   request.lost = job.lost;
-  std::map<ShardIndex, int> holders;  // incumbents on servers that stay
+  std::map<ShardIndex, int> holders;  // incumbents with the recovery point, on servers that stay
   std::vector<Incumbent> leaving;
   for (const SurvivorReport& s : job.inputs.survivors) {
     const ProcessRow& process = processes_.at(s.process);
     if (process.exited || process.excluded || process.kill_sent) continue;
-    const Incumbent incumbent{process.id, process.rank, process.server, process.device, process.shard};
+    const bool source = ActionFor(job.inputs, s.report, entry.recovery_point.step) != SurvivorAction::kFetch;
+    const Incumbent incumbent{process.id, process.rank, process.server, process.device, process.shard, source};
     if (Draining(process.server)) {
       leaving.push_back(incumbent);
       continue;
     }
-    ++holders[process.shard];
+    if (source) ++holders[process.shard];
     request.incumbents.push_back(incumbent);
   }
   // A draining rank that is the only holder of its shard stays: it could not serve from outside the new mesh.
   for (const Incumbent& incumbent : leaving) {
     const auto held = job.snapshots.find({entry.recovery_point, incumbent.shard});
     const bool stored = held != job.snapshots.end() && !held->second.empty();
-    if (holders[incumbent.shard] == 0 && !stored && entry.recovery_point.step.value > 0) {
+    if (incumbent.source && holders[incumbent.shard] == 0 && !stored && entry.recovery_point.step.value > 0) {
       ++holders[incumbent.shard];
       request.incumbents.push_back(incumbent);
     } else {
@@ -389,7 +399,9 @@ void ControllerCore::Impl::SpawnPlanned(JobRow& job, ProcessRow& process) {
   // A device is not used again before its process is reaped.
   for (ProcessId id : server_processes_[process.server]) {
     const ProcessRow& other = processes_.at(id);
-    if (other.id != process.id && !other.exited && other.device == process.device && other.started) return;
+    if (other.id != process.id && !other.exited && other.device == process.device && (other.started || other.spawn_sent)) {
+      return;
+    }
   }
   const JobEntry& entry = Entry(job);
   SpawnProcess spawn;
@@ -568,10 +580,8 @@ void ControllerCore::Impl::CheckReady(JobRow& job) {
     if (process.ready != entry.fenced) return;
     auto [it, inserted] = first.emplace(r.shard(), &process);
     if (!inserted && it->second->digest != process.digest) {
-      job.trust_memory = false;
-      StartRecovery(job, Reason::kDigestMismatch,
-                    fmt::format("ranks {} and {} hold different states of shard {}", it->second->rank.value,
-                                process.rank.value, r.pp), Duration(0), false);
+      DistrustMemory(job, fmt::format("ranks {} and {} hold different states of shard {}", it->second->rank.value,
+                                      process.rank.value, r.pp));
       return;
     }
   }
@@ -586,6 +596,16 @@ void ControllerCore::Impl::CheckReady(JobRow& job) {
   job.vote_at = now_.instant;
   SetStage(job, JobStage::kRunning, kNever);
   CloseRecovery(job, "resumed");
+}
+
+// Replicas differ and nobody knows which is right: all of them restore from verified copies.
+void ControllerCore::Impl::DistrustMemory(JobRow& job, const std::string& evidence) {
+  job.trust_memory = false;
+  if (++job.retries > kRetriesMax) {
+    EndJob(job, JobState::kFailed, Reason::kDigestMismatch, static_cast<int32_t>(JobExit::kDataLoss), evidence);
+    return;
+  }
+  StartRecovery(job, Reason::kDigestMismatch, evidence, Duration(0), false);
 }
 
 void ControllerCore::Impl::CloseRecovery(JobRow& job, const std::string& outcome) {
@@ -633,6 +653,7 @@ void ControllerCore::Impl::OnStageDeadline(JobRow& job) {
   if (now_.instant >= job.complaint_deadline) {
     job.complaint_deadline = kNever;
     const std::string complaint = std::exchange(job.complaint, "");
+    if (Finishing(job)) return;
     if (job.stage == JobStage::kRunning || job.stage == JobStage::kAssigned || job.stage == JobStage::kPreparing) {
       if (++job.retries > kRetriesMax) {
         EndJob(job, JobState::kFailed, Reason::kPhaseDeadline, static_cast<int32_t>(JobExit::kInfrastructure),

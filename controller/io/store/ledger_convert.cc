@@ -238,6 +238,10 @@ struct RecordWriter {
     WriteStateId(in.state, out->mutable_manifest_dropped()->mutable_state());
   }
   void operator()(const JobEnded& in) { WriteEnded(in, out->mutable_job_ended()); }
+  void operator()(const FinishReached& in) {
+    out->mutable_finish_reached()->set_job(in.job.value);
+    out->mutable_finish_reached()->set_generation(in.generation.value);
+  }
   void operator()(const JobForgotten& in) { out->mutable_job_forgotten()->set_job(in.job.value); }
 };
 
@@ -293,6 +297,8 @@ Record ReadRecord(Reader& r, const disk::Record& m) {
       return ManifestDropped{JobUid(m.manifest_dropped().job()),
                              ReadStateId(r, m.manifest_dropped().state(), "state")};
     case disk::Record::kJobEnded: return ReadEnded(r, m.job_ended());
+    case disk::Record::kFinishReached:
+      return FinishReached{JobUid(m.finish_reached().job()), Generation(m.finish_reached().generation())};
     case disk::Record::kJobForgotten: return JobForgotten{JobUid(m.job_forgotten().job())};
     case disk::Record::RECORD_NOT_SET: break;
   }
@@ -312,6 +318,7 @@ void WriteJob(const JobEntry& in, disk::JobEntry* out) {
   out->set_fence_reason(StoredReason(in.fence_reason));
   out->set_fence_planned(in.fence_planned);
   out->set_resumed(in.resumed.value);
+  out->set_finish_reached(in.finish_reached.value);
   for (const ChainLink& link : in.lineage.links()) {
     disk::ChainLink* to = out->add_lineage();
     to->set_generation(link.generation.value);
@@ -358,6 +365,7 @@ JobEntry ReadJob(Reader& r, const disk::JobEntry& in) {
   out.fence_reason = r.ReadReason(in.fence_reason(), "fence_reason");
   out.fence_planned = in.fence_planned();
   out.resumed = Generation(in.resumed());
+  out.finish_reached = Generation(in.finish_reached());
   out.lineage = ReadLineage(r, in.lineage());
   out.recovery_point = ReadStateId(r, in.recovery_point(), "recovery_point");
   if (in.has_plan()) out.plan = ReadPlan(r, in.plan());
