@@ -108,9 +108,9 @@ void EventLoop::RunTimers() {
   }
 }
 
-void EventLoop::Run() {
+void EventLoop::RunWhile(const std::function<bool()>& wanted) {
   std::array<epoll_event, 64> events{};
-  while (!stopped_.load()) {
+  while (!stopped_.load() && wanted()) {
     int timeout_ms = -1;
     if (!timers_.empty()) {
       const Duration wait = timers_.begin()->first.first - BootTimeNow();

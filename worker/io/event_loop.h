@@ -43,7 +43,9 @@ class EventLoop {
   // Runs `task` on the loop's thread, soon. Tasks posted before Stop took effect may never run. The queue has no
   // limit of its own: each poster has a bounded number of tasks in flight, and says so.
   void Post(Task task);
-  void Run();
+  void Run() { RunWhile([] { return true; }); }
+  // Until Stop, or until `wanted`, asked before each turn, says no.
+  void RunWhile(const std::function<bool()>& wanted);
   void Stop();
   uint64_t turns() const { return turns_.load(std::memory_order_relaxed); }
 
