@@ -19,10 +19,12 @@ namespace {
 Result<ControllerAddress> Checked(std::string address, std::string origin) {
   const size_t colon = address.rfind(':');
   const std::string port = colon == std::string::npos ? "" : address.substr(colon + 1);
-  const bool digits = !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
+  const bool digits = !port.empty() && port.size() <= 5 &&
+                      port.find_first_not_of("0123456789") == std::string::npos;
   if (colon == 0 || !digits || std::stoi(port) == 0 || std::stoi(port) > 65535) {
-    return InvalidArgument(fmt::format("controller address '{}' ({}) is not host:port; for example 127.0.0.1:7070",
-                                       address, origin));
+    return InvalidArgument(
+        fmt::format("controller address '{}' ({}) is not host:port; for example 127.0.0.1:7070",
+                    address, origin));
   }
   return ControllerAddress{std::move(address), std::move(origin)};
 }
@@ -30,8 +32,10 @@ Result<ControllerAddress> Checked(std::string address, std::string origin) {
 }  // namespace
 
 std::string HomeDirectory() {
-  if (const char* home = std::getenv("EVERSTEP_HOME"); home != nullptr && *home != '\0') return home;
-  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') return std::string(home) + "/.everstep";
+  if (const char* home = std::getenv("EVERSTEP_HOME"); home != nullptr && *home != '\0')
+    return home;
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0')
+    return std::string(home) + "/.everstep";
   return "/tmp/everstep-" + std::to_string(getuid());
 }
 
@@ -40,7 +44,8 @@ std::string NewRequestId() {
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", device(), device(), device(), device());
 }
 
-Result<ControllerAddress> FindController(const std::string& flag, const std::string& local_directory) {
+Result<ControllerAddress> FindController(const std::string& flag,
+                                         const std::string& local_directory) {
   if (!flag.empty()) return Checked(flag, "--controller");
   if (const char* value = std::getenv("EVERSTEP_CONTROLLER"); value != nullptr && *value != '\0') {
     return Checked(value, "EVERSTEP_CONTROLLER");
@@ -52,8 +57,9 @@ Result<ControllerAddress> FindController(const std::string& flag, const std::str
       for (const auto& entry : root) {
         const std::string key = entry.first.as<std::string>();
         if (key != "controller") {
-          return InvalidArgument(fmt::format("{}:{}: unknown field '{}'; the only one is controller: host:port", file,
-                                             entry.first.Mark().line + 1, key));
+          return InvalidArgument(
+              fmt::format("{}:{}: unknown field '{}'; the only one is controller: host:port", file,
+                          entry.first.Mark().line + 1, key));
         }
       }
       if (root["controller"]) return Checked(root["controller"].as<std::string>(), file);
@@ -63,24 +69,30 @@ Result<ControllerAddress> FindController(const std::string& flag, const std::str
   }
   auto cluster = LocalCluster::Load(local_directory);
   if (cluster.ok() && cluster.value().ControllerRuns()) {
-    return ControllerAddress{cluster.value().state().address, "local cluster in " + local_directory};
+    return ControllerAddress{cluster.value().state().address,
+                             "local cluster in " + local_directory};
   }
-  return NotFound("no controller: start a local one with 'everstep local up', or name one with --controller HOST:PORT, "
-                  "EVERSTEP_CONTROLLER or 'controller:' in " + file);
+  return NotFound(
+      "no controller: start a local one with 'everstep local up', or name one with --controller "
+      "HOST:PORT, "
+      "EVERSTEP_CONTROLLER or 'controller:' in " +
+      file);
 }
 
-using Stub = v1::AdminService::Stub;
+using Calls = v1::AdminService::Stub;
 
 struct AdminClient::Service {
-  std::unique_ptr<Stub> stub;
+  std::unique_ptr<Calls> calls;
 
   template <typename Request, typename Response>
-  Result<Response> Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                        const Request& request, Duration timeout, const ControllerAddress& controller) const {
+  Result<Response> Call(grpc::Status (Calls::*method)(grpc::ClientContext*, const Request&,
+                                                     Response*),
+                        const Request& request, Duration timeout,
+                        const ControllerAddress& controller) const {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + timeout);
     Response response;
-    const grpc::Status status = (stub.get()->*method)(&context, request, &response);
+    const grpc::Status status = (calls.get()->*method)(&context, request, &response);
     if (!status.ok()) return Explain(status, controller);
     return response;
   }
@@ -89,11 +101,15 @@ struct AdminClient::Service {
   static Status Explain(const grpc::Status& status, const ControllerAddress& controller) {
     const StatusCode code = static_cast<StatusCode>(status.error_code());
     if (code == StatusCode::kUnavailable || code == StatusCode::kDeadlineExceeded) {
-      return Status(code, fmt::format("the controller at {} ({}) does not answer: {}; is it running? see 'everstep local "
-                                      "status' and 'everstep doctor'",
-                                      controller.address, controller.origin, status.error_message()));
+      return Status(
+          code,
+          fmt::format(
+              "the controller at {} ({}) does not answer: {}; is it running? see 'everstep local "
+              "status' and 'everstep doctor'",
+              controller.address, controller.origin, status.error_message()));
     }
-    return Status(code, status.error_message().empty() ? StatusCodeName(code) : status.error_message());
+    return Status(code,
+                  status.error_message().empty() ? StatusCodeName(code) : status.error_message());
   }
 };
 
@@ -105,62 +121,66 @@ AdminClient::AdminClient(ControllerAddress controller, Duration timeout)
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(64 << 20);
-  service_->stub = v1::AdminService::NewStub(
-      grpc::CreateCustomChannel(controller_.address, grpc::InsecureChannelCredentials(), arguments));
+  service_->calls = v1::AdminService::NewStub(grpc::CreateCustomChannel(
+      controller_.address, grpc::InsecureChannelCredentials(), arguments));
 }
 AdminClient::~AdminClient() = default;
 AdminClient::AdminClient(AdminClient&&) noexcept = default;
 AdminClient& AdminClient::operator=(AdminClient&&) noexcept = default;
 
 Result<v1::SubmitJobResponse> AdminClient::Call(const v1::SubmitJobRequest& request) const {
-  return service_->Call(&Stub::SubmitJob, request, timeout_, controller_);
+  return service_->Call(&Calls::SubmitJob, request, timeout_, controller_);
 }
 Result<v1::CancelJobResponse> AdminClient::Call(const v1::CancelJobRequest& request) const {
-  return service_->Call(&Stub::CancelJob, request, timeout_, controller_);
+  return service_->Call(&Calls::CancelJob, request, timeout_, controller_);
 }
 Result<v1::DrainServerResponse> AdminClient::Call(const v1::DrainServerRequest& request) const {
-  return service_->Call(&Stub::DrainServer, request, timeout_, controller_);
+  return service_->Call(&Calls::DrainServer, request, timeout_, controller_);
 }
 Result<v1::UndrainServerResponse> AdminClient::Call(const v1::UndrainServerRequest& request) const {
-  return service_->Call(&Stub::UndrainServer, request, timeout_, controller_);
+  return service_->Call(&Calls::UndrainServer, request, timeout_, controller_);
 }
 Result<v1::ListServersResponse> AdminClient::Call(const v1::ListServersRequest& request) const {
-  return service_->Call(&Stub::ListServers, request, timeout_, controller_);
+  return service_->Call(&Calls::ListServers, request, timeout_, controller_);
 }
 Result<v1::ListJobsResponse> AdminClient::Call(const v1::ListJobsRequest& request) const {
-  return service_->Call(&Stub::ListJobs, request, timeout_, controller_);
+  return service_->Call(&Calls::ListJobs, request, timeout_, controller_);
 }
 Result<v1::GetJobResponse> AdminClient::Call(const v1::GetJobRequest& request) const {
-  return service_->Call(&Stub::GetJob, request, timeout_, controller_);
+  return service_->Call(&Calls::GetJob, request, timeout_, controller_);
 }
-Result<v1::ListRecoveriesResponse> AdminClient::Call(const v1::ListRecoveriesRequest& request) const {
-  return service_->Call(&Stub::ListRecoveries, request, timeout_, controller_);
+Result<v1::ListRecoveriesResponse> AdminClient::Call(
+    const v1::ListRecoveriesRequest& request) const {
+  return service_->Call(&Calls::ListRecoveries, request, timeout_, controller_);
 }
 Result<v1::GetRecoveryResponse> AdminClient::Call(const v1::GetRecoveryRequest& request) const {
-  return service_->Call(&Stub::GetRecovery, request, timeout_, controller_);
+  return service_->Call(&Calls::GetRecovery, request, timeout_, controller_);
 }
-Result<v1::ListCheckpointsResponse> AdminClient::Call(const v1::ListCheckpointsRequest& request) const {
-  return service_->Call(&Stub::ListCheckpoints, request, timeout_, controller_);
+Result<v1::ListCheckpointsResponse> AdminClient::Call(
+    const v1::ListCheckpointsRequest& request) const {
+  return service_->Call(&Calls::ListCheckpoints, request, timeout_, controller_);
 }
 Result<v1::ListEventsResponse> AdminClient::Call(const v1::ListEventsRequest& request) const {
-  return service_->Call(&Stub::ListEvents, request, timeout_, controller_);
+  return service_->Call(&Calls::ListEvents, request, timeout_, controller_);
 }
 Result<v1::GetLogsResponse> AdminClient::Call(const v1::GetLogsRequest& request) const {
-  return service_->Call(&Stub::GetLogs, request, timeout_, controller_);
+  return service_->Call(&Calls::GetLogs, request, timeout_, controller_);
 }
 Result<v1::GetConfigResponse> AdminClient::Call(const v1::GetConfigRequest& request) const {
-  return service_->Call(&Stub::GetConfig, request, timeout_, controller_);
+  return service_->Call(&Calls::GetConfig, request, timeout_, controller_);
 }
-Result<v1::GetControllerInfoResponse> AdminClient::Call(const v1::GetControllerInfoRequest& request) const {
-  return service_->Call(&Stub::GetControllerInfo, request, timeout_, controller_);
+Result<v1::GetControllerInfoResponse> AdminClient::Call(
+    const v1::GetControllerInfoRequest& request) const {
+  return service_->Call(&Calls::GetControllerInfo, request, timeout_, controller_);
 }
 
-Status AdminClient::Watch(const std::string& job,
-                          const std::function<void(const v1::WatchJobResponse&)>& on_message) const {
+Status AdminClient::Watch(
+    const std::string& job,
+    const std::function<void(const v1::WatchJobResponse&)>& on_message) const {
   grpc::ClientContext context;
   v1::WatchJobRequest request;
   request.set_job(job);
-  const auto reader = service_->stub->WatchJob(&context, request);
+  const auto reader = service_->calls->WatchJob(&context, request);
   v1::WatchJobResponse message;
   while (reader->Read(&message)) on_message(message);
   const grpc::Status status = reader->Finish();

@@ -1,5 +1,5 @@
-// The command line's side of AdminService: where the controller is, calls with a deadline, statuses as one-line errors
-// that name the address and the remedy. Thread-safe after construction.
+// The command line's side of AdminService: where the controller is, calls with a deadline, statuses
+// as one-line errors that name the address and the remedy. Thread-safe after construction.
 #pragma once
 
 #include <functional>
@@ -17,12 +17,15 @@ namespace v1 = ::everstep::v1;
 // Where an address came from, for error messages.
 struct ControllerAddress {
   std::string address;  // host:port
-  std::string origin;   // "--controller", "EVERSTEP_CONTROLLER", "/home/u/.everstep/config.yaml", "local cluster in DIR"
+  std::string origin;   // "--controller", "EVERSTEP_CONTROLLER", "/home/u/.everstep/config.yaml",
+                        // "local cluster in DIR"
 };
 
-// The flag, else EVERSTEP_CONTROLLER, else `controller:` in ~/.everstep/config.yaml, else the local cluster in
-// `local_directory` when its controller runs. kNotFound: none of them; kInvalidArgument: malformed, with its origin.
-Result<ControllerAddress> FindController(const std::string& flag, const std::string& local_directory);
+// The flag, else EVERSTEP_CONTROLLER, else `controller:` in ~/.everstep/config.yaml, else the local
+// cluster in `local_directory` when its controller runs. kNotFound: none of them; kInvalidArgument:
+// malformed, with its origin.
+Result<ControllerAddress> FindController(const std::string& flag,
+                                         const std::string& local_directory);
 
 // ~/.everstep, or below $EVERSTEP_HOME when that is set.
 std::string HomeDirectory();
@@ -53,8 +56,10 @@ class AdminClient {
   Result<v1::GetConfigResponse> Call(const v1::GetConfigRequest& request) const;
   Result<v1::GetControllerInfoResponse> Call(const v1::GetControllerInfoRequest& request) const;
 
-  // Calls `on_message` for everything that happens to the job, until the stream ends; then returns why it ended.
-  Status Watch(const std::string& job, const std::function<void(const v1::WatchJobResponse&)>& on_message) const;
+  // Calls `on_message` for everything that happens to the job, until the stream ends; then returns
+  // why it ended.
+  Status Watch(const std::string& job,
+               const std::function<void(const v1::WatchJobResponse&)>& on_message) const;
   const ControllerAddress& controller() const { return controller_; }
 
  private:

@@ -11,13 +11,17 @@
 
 namespace everstep::cli {
 
-CommandLine::CommandLine() : app("Keeps training jobs stepping while their servers die.", "everstep") {
+CommandLine::CommandLine()
+    : app("Keeps training jobs stepping while their servers die.", "everstep") {
   app.require_subcommand(1);
   app.footer(
-      "Exit codes: 0 success, 1 failure, 2 usage error, 3 a waited condition was not met; `run` and `wait job`: 0 done,\n"
-      "1-63 the program's own code, 64 usage error of run, 70 the program ended by a signal or a higher code, 71 no\n"
+      "Exit codes: 0 success, 1 failure, 2 usage error, 3 a waited condition was not met; `run` "
+      "and `wait job`: 0 done,\n"
+      "1-63 the program's own code, 64 usage error of run, 70 the program ended by a signal or a "
+      "higher code, 71 no\n"
       "capacity, 73 cancelled, 74 data loss, 75 infrastructure (worth another try).\n"
-      "Which controller: --controller, else EVERSTEP_CONTROLLER, else `controller:` in ~/.everstep/config.yaml, else the\n"
+      "Which controller: --controller, else EVERSTEP_CONTROLLER, else `controller:` in "
+      "~/.everstep/config.yaml, else the\n"
       "local cluster.\n\n"
       "Start here:\n"
       "  everstep run -- everstep-train --steps 50\n"
@@ -55,37 +59,44 @@ int CommandLine::Parse(int argc, char** argv) {
       std::vector<std::string> names;
       for (const CLI::App* child : children) names.push_back(child->get_name());
       const auto rest = app.remaining(true);
-      what = fmt::format("{}; '{}' has {}",
-                         rest.empty() ? "a command is missing" : fmt::format("unknown command '{}'", rest.front()), path,
-                         fmt::join(names, ", "));
+      what = fmt::format(
+          "{}; '{}' has {}",
+          rest.empty() ? "a command is missing" : fmt::format("unknown command '{}'", rest.front()),
+          path, fmt::join(names, ", "));
     }
     fmt::print(stderr, "everstep: {}; see '{} --help'\n", what, path);
     return run ? static_cast<int>(JobExit::kUsage) : kExitUsage;
   }
 }
 
-CLI::App* CommandLine::Add(CLI::App* parent, const std::string& name, const std::string& description,
-                           const std::string& examples, std::function<int()> run) {
+CLI::App* CommandLine::Add(CLI::App* parent, const std::string& name,
+                           const std::string& description, const std::string& examples,
+                           std::function<int()> run) {
   CLI::App* command = parent->add_subcommand(name, description);
   command->footer("Examples:\n" + examples);
   command->callback([this, run = std::move(run)] { action = run; });
   return command;
 }
 
-CLI::App* CommandLine::AddGroup(CLI::App* parent, const std::string& name, const std::string& description) {
+CLI::App* CommandLine::AddGroup(CLI::App* parent, const std::string& name,
+                                const std::string& description) {
   CLI::App* group = parent->add_subcommand(name, description);
   group->require_subcommand(1);
   return group;
 }
 
 void CommandLine::AddControllerFlags(CLI::App* command) {
-  command->add_option("--controller", globals.controller, "Address of the controller, host:port")->type_name("ADDRESS");
-  command->add_option("--timeout", globals.timeout, "Deadline of each call (default 10s)")->type_name("DURATION");
+  command->add_option("--controller", globals.controller, "Address of the controller, host:port")
+      ->type_name("ADDRESS");
+  command->add_option("--timeout", globals.timeout, "Deadline of each call (default 10s)")
+      ->type_name("DURATION");
   AddDirectoryFlag(command);
 }
 
 void CommandLine::AddDirectoryFlag(CLI::App* command) {
-  command->add_option("--dir", globals.directory, "Directory of the local cluster (default ~/.everstep/local)")
+  command
+      ->add_option("--dir", globals.directory,
+                   "Directory of the local cluster (default ~/.everstep/local)")
       ->type_name("DIRECTORY");
 }
 
@@ -96,7 +107,9 @@ void CommandLine::AddOutputFlag(CLI::App* command, const std::string& formats) {
     allowed.push_back(formats.substr(begin, end - begin));
     begin = end + 1;
   }
-  command->add_option("-o,--output", globals.output, "Format: " + formats + " (default: a table for people)")
+  command
+      ->add_option("-o,--output", globals.output,
+                   "Format: " + formats + " (default: a table for people)")
       ->type_name("FORMAT")
       ->check([allowed, formats](const std::string& value) -> std::string {
         for (const std::string& format : allowed) {
@@ -112,7 +125,8 @@ std::string CommandLine::LocalDirectory() const {
 
 Result<AdminClient> CommandLine::Connect() const {
   EVERSTEP_ASSIGN_OR_RETURN(const Duration timeout, ParseDuration(globals.timeout, "--timeout"));
-  EVERSTEP_ASSIGN_OR_RETURN(ControllerAddress address, FindController(globals.controller, LocalDirectory()));
+  EVERSTEP_ASSIGN_OR_RETURN(ControllerAddress address,
+                            FindController(globals.controller, LocalDirectory()));
   return AdminClient(std::move(address), timeout);
 }
 
@@ -120,13 +134,16 @@ namespace {
 std::string Bounded(const std::string& value, int64_t least, const char* kind) {
   int64_t number = 0;
   const auto parsed = std::from_chars(value.data(), value.data() + value.size(), number);
-  const bool good = parsed.ec == std::errc() && parsed.ptr == value.data() + value.size() && number >= least;
+  const bool good =
+      parsed.ec == std::errc() && parsed.ptr == value.data() + value.size() && number >= least;
   return good ? "" : fmt::format("'{}' is not {}", value, kind);
 }
 }  // namespace
 
 std::string Positive(const std::string& value) { return Bounded(value, 1, "a positive number"); }
-std::string NotNegative(const std::string& value) { return Bounded(value, 0, "zero or a positive number"); }
+std::string NotNegative(const std::string& value) {
+  return Bounded(value, 0, "zero or a positive number");
+}
 
 Result<Duration> ParseDuration(const std::string& text, const std::string& flag) {
   const auto parsed = everstep::ParseDuration(text);
@@ -138,7 +155,8 @@ Status ReadMessageFile(const std::string& file, google::protobuf::Message* messa
   const auto text = ReadSmallFile(file);
   if (!text.ok()) return InvalidArgument(text.status().message());
   const YamlReading reading = ReadYaml(text.value(), file, message);
-  if (!reading.problems.empty()) return InvalidArgument(fmt::format("{}", fmt::join(reading.problems, "\n")));
+  if (!reading.problems.empty())
+    return InvalidArgument(fmt::format("{}", fmt::join(reading.problems, "\n")));
   return OkStatus();
 }
 

@@ -34,11 +34,12 @@ int FailRun(const Status& status) {
   return code == kExitUsage ? kUsage : kInfrastructure;
 }
 
-// Waits for SIGINT and SIGTERM on a thread of its own: the first cancels the job, the second ends this program. The
-// signals must already be blocked in every thread (BlockInterrupts).
+// Waits for SIGINT and SIGTERM on a thread of its own: the first cancels the job, the second ends
+// this program. The signals must already be blocked in every thread (BlockInterrupts).
 class InterruptWatcher {
  public:
-  explicit InterruptWatcher(std::function<void()> on_first) : on_first_(std::move(on_first)), thread_([this] { Loop(); }) {}
+  explicit InterruptWatcher(std::function<void()> on_first)
+      : on_first_(std::move(on_first)), thread_([this] { Loop(); }) {}
   ~InterruptWatcher() {
     done_ = true;
     pthread_kill(thread_.native_handle(), SIGTERM);
@@ -95,8 +96,10 @@ void ShowEvent(const v1::Event& event) {
   Note(fmt::format("{} {}", ClockTime(event.time()), EventLine(event)));
 }
 
-// Shows what happens to the job until it ends. kUnavailable: the controller was away for longer than the patience.
-Result<v1::JobOutcome> Follow(const AdminClient& client, const std::string& uid, const FollowOptions& options) {
+// Shows what happens to the job until it ends. kUnavailable: the controller was away for longer
+// than the patience.
+Result<v1::JobOutcome> Follow(const AdminClient& client, const std::string& uid,
+                              const FollowOptions& options) {
   auto last_contact = SteadyClock::now();
   bool said = false;
   uint64_t newest_event = 0;
@@ -106,26 +109,31 @@ Result<v1::JobOutcome> Follow(const AdminClient& client, const std::string& uid,
       last_contact = SteadyClock::now();
       if (said) Note("the controller answers again");
       said = false;
-      if (message.dropped() > 0) Note(fmt::format("{} messages were dropped: this terminal is slow", message.dropped()));
+      if (message.dropped() > 0)
+        Note(fmt::format("{} messages were dropped: this terminal is slow", message.dropped()));
       if (message.has_lines()) ShowLines(message.lines(), options.all_ranks);
-      if (message.has_event() && (message.event().sequence() == 0 || message.event().sequence() > newest_event)) {
+      if (message.has_event() &&
+          (message.event().sequence() == 0 || message.event().sequence() > newest_event)) {
         newest_event = std::max(newest_event, message.event().sequence());
         if (!options.quiet) ShowEvent(message.event());
       }
       if (message.has_outcome()) outcome = message.outcome();
     });
     if (outcome) return *outcome;
-    const bool away = status.ok() || status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kCancelled ||
+    const bool away = status.ok() || status.code() == StatusCode::kUnavailable ||
+                      status.code() == StatusCode::kCancelled ||
                       status.code() == StatusCode::kDeadlineExceeded;
     if (!away) return status;
     if (SteadyClock::now() - last_contact > options.patience) return Unavailable(status.message());
-    if (!said) Note("the controller does not answer; training goes on without it, waiting for it to return");
+    if (!said)
+      Note("the controller does not answer; training goes on without it, waiting for it to return");
     said = true;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
 }
 
-void ShowOutcome(const AdminClient& client, const std::string& uid, const std::string& name, const v1::JobOutcome& outcome) {
+void ShowOutcome(const AdminClient& client, const std::string& uid, const std::string& name,
+                 const v1::JobOutcome& outcome) {
   v1::ListRecoveriesRequest request;
   request.set_job(uid);
   const auto listed = client.Call(request);
@@ -138,17 +146,18 @@ void ShowOutcome(const AdminClient& client, const std::string& uid, const std::s
       lost += recovery.steps_lost();
     }
   }
-  const std::string history = recoveries == 0 ? "no recovery was needed"
-                                              : fmt::format("{} recover{}, {} step(s) lost", recoveries,
-                                                            recoveries == 1 ? "y" : "ies", lost);
+  const std::string history = recoveries == 0
+                                  ? "no recovery was needed"
+                                  : fmt::format("{} recover{}, {} step(s) lost", recoveries,
+                                                recoveries == 1 ? "y" : "ies", lost);
   if (outcome.state() == v1::JOB_STATE_SUCCEEDED) {
     Note(fmt::format("job/{} succeeded; {}", name, history));
     return;
   }
   for (const std::string& line : outcome.last_lines()) Note("  | " + line);
   Note(fmt::format("job/{} {}: {} ({}), exit code {}; {}", name,
-                   outcome.state() == v1::JOB_STATE_CANCELLED ? "was cancelled" : "failed", outcome.message(),
-                   outcome.reason(), outcome.exit_code(), history));
+                   outcome.state() == v1::JOB_STATE_CANCELLED ? "was cancelled" : "failed",
+                   outcome.message(), outcome.reason(), outcome.exit_code(), history));
 }
 
 // Submits and follows one job. Cancels it on the first interrupt.
@@ -177,7 +186,8 @@ int RunOn(const AdminClient& client, const v1::JobSpec& spec, const FollowOption
   return outcome.value().exit_code();
 }
 
-int Run(const CommandLine& line, const JobFlags& flags, const FollowOptions& options, const CLI::App* command) {
+int Run(const CommandLine& line, const JobFlags& flags, const FollowOptions& options,
+        const CLI::App* command) {
   BlockInterrupts();  // before gRPC starts its threads
   const auto spec = MakeJobSpec(flags, command, line.program);
   if (!spec.ok()) return FailRun(spec.status());
@@ -189,13 +199,16 @@ int Run(const CommandLine& line, const JobFlags& flags, const FollowOptions& opt
   std::error_code error;
   const std::string base = std::filesystem::temp_directory_path(error).string();
   std::string pattern = (error ? std::string("/tmp") : base) + "/everstep-XXXXXX";
-  if (mkdtemp(pattern.data()) == nullptr) return FailRun(FailedPrecondition("cannot create a directory in " + base + "; set TMPDIR"));
+  if (mkdtemp(pattern.data()) == nullptr)
+    return FailRun(FailedPrecondition("cannot create a directory in " + base + "; set TMPDIR"));
   LocalOptions local;
   local.directory = pattern;
   local.servers = spec.value().servers_wanted() + std::max(flags.spares, 0);
   local.devices_per_server = std::max(1, spec.value().ranks_per_server());
-  Note(fmt::format("no controller is configured: starting a temporary local cluster of {} servers ({} spare) in {}",
-                   local.servers, std::max(flags.spares, 0), pattern));
+  Note(
+      fmt::format("no controller is configured: starting a temporary local cluster of {} servers "
+                  "({} spare) in {}",
+                  local.servers, std::max(flags.spares, 0), pattern));
   auto cluster = LocalCluster::Up(local);
   if (!cluster.ok()) {
     const int code = FailRun(cluster.status());
@@ -241,7 +254,8 @@ Result<bool> Met(const v1::Job& job, const std::string& condition) {
   if (condition == "Ended") return status.has_outcome();
   if (condition.rfind("step=", 0) == 0) {
     const std::string number = condition.substr(5);
-    if (number.empty() || number.size() > 18 || number.find_first_not_of("0123456789") != std::string::npos) {
+    if (number.empty() || number.size() > 18 ||
+        number.find_first_not_of("0123456789") != std::string::npos) {
       return InvalidArgument(fmt::format("--for '{}': the step is not a number", condition));
     }
     return status.step() >= std::stoll(number);
@@ -252,9 +266,11 @@ Result<bool> Met(const v1::Job& job, const std::string& condition) {
   for (const v1::Condition& known : status.conditions()) {
     if (known.type() == condition) return known.status() == v1::CONDITION_STATUS_TRUE;
   }
-  return InvalidArgument(fmt::format(
-      "--for '{}' is none of Pending, Starting, Running, Recovering, WaitingForCapacity, Succeeded, Failed, Cancelled, "
-      "Ended, step=N or a condition of the job", condition));
+  return InvalidArgument(
+      fmt::format("--for '{}' is none of Pending, Starting, Running, Recovering, "
+                  "WaitingForCapacity, Succeeded, Failed, Cancelled, "
+                  "Ended, step=N or a condition of the job",
+                  condition));
 }
 
 int Wait(const CommandLine& line, const WaitFlags& flags) {
@@ -277,11 +293,13 @@ int Wait(const CommandLine& line, const WaitFlags& flags) {
       if (met.value() || (ended && outcome_asked)) {
         Print(fmt::format("job/{} {}\n", job.name(), StateName(job.status().state())));
         if (ended && outcome_asked && job.status().outcome().exit_code() != 0) {
-          Note(fmt::format("{} ({})", job.status().outcome().message(), job.status().outcome().reason()));
+          Note(fmt::format("{} ({})", job.status().outcome().message(),
+                           job.status().outcome().reason()));
         }
         return ended && outcome_asked ? job.status().outcome().exit_code() : kExitDone;
       }
-      last = fmt::format("it is {} at step {}", StateName(job.status().state()), job.status().step());
+      last =
+          fmt::format("it is {} at step {}", StateName(job.status().state()), job.status().step());
       if (ended) {
         Note(fmt::format("job/{} will not become {}: {}", job.name(), flags.condition, last));
         return kExitUnmet;
@@ -293,7 +311,8 @@ int Wait(const CommandLine& line, const WaitFlags& flags) {
       last = response.status().message();
     }
     if (SteadyClock::now() >= deadline) {
-      Note(fmt::format("job/{} is not {} after {}: {}", flags.job, flags.condition, flags.for_at_most, last));
+      Note(fmt::format("job/{} is not {} after {}: {}", flags.job, flags.condition,
+                       flags.for_at_most, last));
       return kExitUnmet;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -319,12 +338,13 @@ void AddJobCommands(CommandLine& line) {
   auto flags = std::make_shared<JobFlags>();
   auto options = std::make_shared<FollowOptions>();
   auto command = std::make_shared<CLI::App*>(nullptr);
-  CLI::App* run = line.Add(&line.app, "run", "Run a program, or a job file, and follow it to its end",
-                           "  everstep run -- everstep-train --steps 50\n"
-                           "  everstep run --name train --servers 4 --spares 1 -- everstep-train --steps 200\n"
-                           "  everstep run -f job.yaml\n"
-                           "  everstep run --opaque --servers 1 -- /usr/bin/sleep 30",
-                           [&line, flags, options, command] { return Run(line, *flags, *options, *command); });
+  CLI::App* run =
+      line.Add(&line.app, "run", "Run a program, or a job file, and follow it to its end",
+               "  everstep run -- everstep-train --steps 50\n"
+               "  everstep run --name train --servers 4 --spares 1 -- everstep-train --steps 200\n"
+               "  everstep run -f job.yaml\n"
+               "  everstep run --opaque --servers 1 -- /usr/bin/sleep 30",
+               [&line, flags, options, command] { return Run(line, *flags, *options, *command); });
   *command = run;
   AddJobFlags(run, *flags, /*with_spares=*/true);
   run->add_flag("--all-ranks", options->all_ranks, "Show every rank's output, not only rank 0's");
@@ -335,33 +355,46 @@ void AddJobCommands(CommandLine& line) {
   auto dry_run = std::make_shared<bool>(false);
   auto submit_command = std::make_shared<CLI::App*>(nullptr);
   CLI::App* submit = line.Add(&line.app, "submit", "Hand a job to the controller and return",
-                              "  everstep submit -f job.yaml\n  everstep submit --name train --servers 4 -- everstep-train --steps 200",
+                              "  everstep submit -f job.yaml\n  everstep submit --name train "
+                              "--servers 4 -- everstep-train --steps 200",
                               [&line, submit_flags, dry_run, submit_command] {
                                 return Submit(line, *submit_flags, *dry_run, *submit_command);
                               });
   *submit_command = submit;
   AddJobFlags(submit, *submit_flags, /*with_spares=*/false);
-  submit->add_option("--request-id", submit_flags->request_id, "Repeating it returns the job it made (default: a new one)")->type_name("ID");
+  submit
+      ->add_option("--request-id", submit_flags->request_id,
+                   "Repeating it returns the job it made (default: a new one)")
+      ->type_name("ID");
   submit->add_flag("--dry-run", *dry_run, "Only check the job");
   line.AddOutputFlag(submit, "json");
   line.AddControllerFlags(submit);
 
   CLI::App* wait = line.AddGroup(&line.app, "wait", "Wait until something is so");
   auto wait_flags = std::make_shared<WaitFlags>();
-  CLI::App* wait_job = line.Add(wait, "job", "Wait for a state of a job; for its end, exits with the job's code",
-                                "  everstep wait job train\n  everstep wait job train --for Running --for-at-most 30s\n"
-                                "  everstep wait job train --for step=100",
-                                [&line, wait_flags] { return Wait(line, *wait_flags); });
+  CLI::App* wait_job = line.Add(
+      wait, "job", "Wait for a state of a job; for its end, exits with the job's code",
+      "  everstep wait job train\n  everstep wait job train --for Running --for-at-most 30s\n"
+      "  everstep wait job train --for step=100",
+      [&line, wait_flags] { return Wait(line, *wait_flags); });
   wait_job->add_option("name", wait_flags->job, "The job")->required()->type_name("NAME");
-  wait_job->add_option("--for", wait_flags->condition, "A state (Running, Succeeded, …), Ended (default), a condition, or step=N")->type_name("STATE");
-  wait_job->add_option("--for-at-most", wait_flags->for_at_most, "Give up after this long, exit code 3 (default 1h)")->type_name("DURATION");
+  wait_job
+      ->add_option("--for", wait_flags->condition,
+                   "A state (Running, Succeeded, …), Ended (default), a condition, or step=N")
+      ->type_name("STATE");
+  wait_job
+      ->add_option("--for-at-most", wait_flags->for_at_most,
+                   "Give up after this long, exit code 3 (default 1h)")
+      ->type_name("DURATION");
   line.AddControllerFlags(wait_job);
 
   CLI::App* cancel = line.AddGroup(&line.app, "cancel", "Stop something for good");
   auto name = std::make_shared<std::string>();
   auto cancel_dry = std::make_shared<bool>(false);
-  CLI::App* cancel_job = line.Add(cancel, "job", "End a job: its processes get SIGTERM, then SIGKILL",
-                                  "  everstep cancel job train", [&line, name, cancel_dry] { return Cancel(line, *name, *cancel_dry); });
+  CLI::App* cancel_job =
+      line.Add(cancel, "job", "End a job: its processes get SIGTERM, then SIGKILL",
+               "  everstep cancel job train",
+               [&line, name, cancel_dry] { return Cancel(line, *name, *cancel_dry); });
   cancel_job->add_option("name", *name, "The job")->required()->type_name("NAME");
   cancel_job->add_flag("--dry-run", *cancel_dry, "Only say what would happen");
   line.AddControllerFlags(cancel_job);

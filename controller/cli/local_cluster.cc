@@ -90,7 +90,8 @@ std::string LastLines(const std::string& file, size_t count) {
 // Starts a daemon at the head of its own session, its output appended to `log`. Returns its pid.
 Result<pid_t> SpawnDaemon(const LocalProcess& process, const std::string& log) {
   std::vector<char*> arguments;
-  for (const std::string& argument : process.command) arguments.push_back(const_cast<char*>(argument.c_str()));
+  for (const std::string& argument : process.command)
+    arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
@@ -100,7 +101,8 @@ Result<pid_t> SpawnDaemon(const LocalProcess& process, const std::string& log) {
   variables.push_back(nullptr);
 
   int failure[2];
-  if (pipe2(failure, O_CLOEXEC) != 0) return Internal(fmt::format("pipe: {}", std::strerror(errno)));
+  if (pipe2(failure, O_CLOEXEC) != 0)
+    return Internal(fmt::format("pipe: {}", std::strerror(errno)));
   const pid_t pid = fork();
   if (pid < 0) return Internal(fmt::format("fork: {}", std::strerror(errno)));
   if (pid == 0) {
@@ -108,7 +110,8 @@ Result<pid_t> SpawnDaemon(const LocalProcess& process, const std::string& log) {
     setsid();
     const int input = open("/dev/null", O_RDONLY);
     const int output = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
-    if (input >= 0 && output >= 0 && dup2(input, 0) == 0 && dup2(output, 1) == 1 && dup2(output, 2) == 2) {
+    if (input >= 0 && output >= 0 && dup2(input, 0) == 0 && dup2(output, 1) == 1 &&
+        dup2(output, 2) == 2) {
       const int report = fcntl(failure[1], F_DUPFD_CLOEXEC, 3);
       for (int fd = 3; fd < 1024; ++fd) {
         if (fd != report) close(fd);
@@ -131,16 +134,18 @@ Result<pid_t> SpawnDaemon(const LocalProcess& process, const std::string& log) {
   close(failure[0]);
   if (got == sizeof(error)) {
     waitpid(pid, nullptr, 0);
-    return FailedPrecondition(fmt::format("cannot start {} (log {}): {}; is Everstep built or installed completely?",
-                                          process.command[0], log, std::strerror(error)));
+    return FailedPrecondition(
+        fmt::format("cannot start {} (log {}): {}; is Everstep built or installed completely?",
+                    process.command[0], log, std::strerror(error)));
   }
   return pid;
 }
 
 void EmitProcess(YAML::Emitter& out, const LocalProcess& process) {
-  out << YAML::BeginMap << YAML::Key << "name" << YAML::Value << process.name << YAML::Key << "pid" << YAML::Value
-      << process.key.pid << YAML::Key << "startTicks" << YAML::Value << process.key.start_ticks << YAML::Key << "root"
-      << YAML::Value << process.root << YAML::Key << "command" << YAML::Value << YAML::BeginSeq;
+  out << YAML::BeginMap << YAML::Key << "name" << YAML::Value << process.name << YAML::Key << "pid"
+      << YAML::Value << process.key.pid << YAML::Key << "startTicks" << YAML::Value
+      << process.key.start_ticks << YAML::Key << "root" << YAML::Value << process.root << YAML::Key
+      << "command" << YAML::Value << YAML::BeginSeq;
   for (const std::string& argument : process.command) out << argument;
   out << YAML::EndSeq << YAML::EndMap;
 }
@@ -158,12 +163,13 @@ LocalProcess ReadProcess(const YAML::Node& node) {
 Status WriteConfig(const std::string& file, const LocalState& state, const std::string& data,
                    const std::map<std::string, std::string>& policy) {
   std::ofstream out(file);
-  out << "data_directory: \"" << data << "\"\nlisten: \"" << state.address << "\"\nops_listen: \"" << state.ops_address
-      << "\"\n";
+  out << "data_directory: \"" << data << "\"\nlisten: \"" << state.address << "\"\nops_listen: \""
+      << state.ops_address << "\"\n";
   if (!policy.empty()) out << "policy:\n";
   for (const auto& [key, value] : policy) out << "  " << key << ": \"" << value << "\"\n";
   out.close();
-  if (!out) return FailedPrecondition(fmt::format("cannot write {}: {}", file, std::strerror(errno)));
+  if (!out)
+    return FailedPrecondition(fmt::format("cannot write {}: {}", file, std::strerror(errno)));
   return OkStatus();
 }
 
@@ -183,8 +189,9 @@ Result<LocalCluster> LocalCluster::Load(const std::string& directory) {
   const std::string file = directory + "/cluster.json";
   std::error_code error;
   if (!fs::exists(file, error)) {
-    return NotFound(fmt::format("no local cluster in {}; start one with 'everstep local up', or name another with --dir",
-                                directory));
+    return NotFound(fmt::format(
+        "no local cluster in {}; start one with 'everstep local up', or name another with --dir",
+        directory));
   }
   try {
     const YAML::Node root = YAML::LoadFile(file);
@@ -195,7 +202,8 @@ Result<LocalCluster> LocalCluster::Load(const std::string& directory) {
     for (const YAML::Node& server : root["servers"]) state.servers.push_back(ReadProcess(server));
     return LocalCluster(directory, std::move(state));
   } catch (const YAML::Exception& problem) {
-    return FailedPrecondition(fmt::format("{} is damaged ({}); remove the directory {}", file, problem.what(), directory));
+    return FailedPrecondition(fmt::format("{} is damaged ({}); remove the directory {}", file,
+                                          problem.what(), directory));
   }
 }
 
@@ -208,8 +216,9 @@ Status LocalCluster::Save() const {
   out.SetStringFormat(YAML::DoubleQuoted);
   out.SetMapFormat(YAML::Flow);
   out.SetSeqFormat(YAML::Flow);
-  out << YAML::BeginMap << YAML::Key << "address" << YAML::Value << state_.address << YAML::Key << "opsAddress"
-      << YAML::Value << state_.ops_address << YAML::Key << "controller" << YAML::Value;
+  out << YAML::BeginMap << YAML::Key << "address" << YAML::Value << state_.address << YAML::Key
+      << "opsAddress" << YAML::Value << state_.ops_address << YAML::Key << "controller"
+      << YAML::Value;
   EmitProcess(out, state_.controller);
   out << YAML::Key << "servers" << YAML::Value << YAML::BeginSeq;
   for (const LocalProcess& server : state_.servers) EmitProcess(out, server);
@@ -220,7 +229,8 @@ Status LocalCluster::Save() const {
   stream.close();
   std::error_code error;
   if (stream) fs::rename(file + ".new", file, error);
-  if (!stream || error) return FailedPrecondition(fmt::format("cannot write {}: {}", file, std::strerror(errno)));
+  if (!stream || error)
+    return FailedPrecondition(fmt::format("cannot write {}: {}", file, std::strerror(errno)));
   return OkStatus();
 }
 
@@ -228,9 +238,11 @@ Status LocalCluster::Start(LocalProcess& process) {
   std::error_code error;
   if (!process.root.empty()) fs::create_directories(process.root, error);
   if (error) {
-    return FailedPrecondition(fmt::format("cannot create {}: {}; choose another --dir", process.root, error.message()));
+    return FailedPrecondition(
+        fmt::format("cannot create {}: {}; choose another --dir", process.root, error.message()));
   }
-  EVERSTEP_ASSIGN_OR_RETURN(const pid_t pid, SpawnDaemon(process, directory_ + "/logs/" + process.name + ".log"));
+  EVERSTEP_ASSIGN_OR_RETURN(const pid_t pid,
+                            SpawnDaemon(process, directory_ + "/logs/" + process.name + ".log"));
   process.key = ProcessKey{pid, StartTicks(pid)};
   return Save();
 }
@@ -242,12 +254,14 @@ Status LocalCluster::WaitUntilServing(Duration timeout, size_t servers) const {
   while (SteadyClock::now() < deadline) {
     for (const LocalProcess* process : [&] {
            std::vector<const LocalProcess*> all{&state_.controller};
-           for (size_t i = 0; i < state_.servers.size() && servers > 0; ++i) all.push_back(&state_.servers[i]);
+           for (size_t i = 0; i < state_.servers.size() && servers > 0; ++i)
+             all.push_back(&state_.servers[i]);
            return all;
          }()) {
       if (!IsAlive(process->key)) {
-        return FailedPrecondition(fmt::format("{} ended while starting: {}", process->name,
-                                              LastLines(directory_ + "/logs/" + process->name + ".log", 3)));
+        return FailedPrecondition(
+            fmt::format("{} ended while starting: {}", process->name,
+                        LastLines(directory_ + "/logs/" + process->name + ".log", 3)));
       }
     }
     const auto listed = client.Call(v1::ListServersRequest());
@@ -264,47 +278,59 @@ Status LocalCluster::WaitUntilServing(Duration timeout, size_t servers) const {
     }
     WaitMilliseconds(kPollMilliseconds);
   }
-  return DeadlineExceeded(fmt::format("the local cluster is not ready after {:.0f} s: {}; logs are in {}/logs",
-                                      ToSeconds(timeout), last, directory_));
+  return DeadlineExceeded(
+      fmt::format("the local cluster is not ready after {:.0f} s: {}; logs are in {}/logs",
+                  ToSeconds(timeout), last, directory_));
 }
 
 Result<LocalCluster> LocalCluster::Up(const LocalOptions& options) {
   if (options.servers < 1 || options.servers > kServersMax) {
-    return InvalidArgument(fmt::format("--servers {} is not between 1 and {}", options.servers, kServersMax));
+    return InvalidArgument(
+        fmt::format("--servers {} is not between 1 and {}", options.servers, kServersMax));
   }
   if (options.devices_per_server < 1 || options.devices_per_server > 64) {
-    return InvalidArgument(fmt::format("--devices {} is not between 1 and 64", options.devices_per_server));
+    return InvalidArgument(
+        fmt::format("--devices {} is not between 1 and 64", options.devices_per_server));
   }
   std::error_code error;
   fs::create_directories(options.directory, error);
   if (error) {
-    return FailedPrecondition(fmt::format("cannot create {}: {}; choose another --dir", options.directory, error.message()));
+    return FailedPrecondition(fmt::format("cannot create {}: {}; choose another --dir",
+                                          options.directory, error.message()));
   }
   const std::string directory = fs::canonical(options.directory, error).string();
   DirectoryLock lock(directory);
   if (auto old = Load(directory); old.ok()) {
     bool running = old.value().ControllerRuns();
-    for (const LocalProcess& server : old.value().state().servers) running = running || !old.value().Tree(server).empty();
+    for (const LocalProcess& server : old.value().state().servers)
+      running = running || !old.value().Tree(server).empty();
     if (running) {
-      return FailedPrecondition(fmt::format(
-          "a local cluster already runs in {} (controller {}); use it, end it with 'everstep local down', or choose another --dir",
-          directory, old.value().state().address));
+      return FailedPrecondition(
+          fmt::format("a local cluster already runs in {} (controller {}); use it, end it with "
+                      "'everstep local down', or choose another --dir",
+                      directory, old.value().state().address));
     }
   }
-  for (const char* part : {"cluster.json", "controller", "servers", "logs"}) fs::remove_all(directory + "/" + part, error);
-  for (const char* part : {"controller", "servers", "logs"}) fs::create_directories(directory + "/" + part, error);
-  if (error) return FailedPrecondition(fmt::format("cannot write in {}: {}; choose another --dir", directory, error.message()));
+  for (const char* part : {"cluster.json", "controller", "servers", "logs"})
+    fs::remove_all(directory + "/" + part, error);
+  for (const char* part : {"controller", "servers", "logs"})
+    fs::create_directories(directory + "/" + part, error);
+  if (error)
+    return FailedPrecondition(
+        fmt::format("cannot write in {}: {}; choose another --dir", directory, error.message()));
 
   const std::string binaries = options.binaries.empty() ? OwnFolder() : options.binaries;
   LocalState state;
   const int port = FreePort();
   int ops_port = FreePort();
   while (ops_port == port && port != 0) ops_port = FreePort();
-  if (port == 0 || ops_port == 0) return ResourceExhausted("no free loopback port for the controller");
+  if (port == 0 || ops_port == 0)
+    return ResourceExhausted("no free loopback port for the controller");
   state.address = fmt::format("127.0.0.1:{}", port);
   state.ops_address = fmt::format("127.0.0.1:{}", ops_port);
   const std::string config = directory + "/controller/config.yaml";
-  EVERSTEP_RETURN_IF_ERROR(WriteConfig(config, state, directory + "/controller/data", options.policy));
+  EVERSTEP_RETURN_IF_ERROR(
+      WriteConfig(config, state, directory + "/controller/data", options.policy));
   state.controller.name = "controller";
   state.controller.command = {binaries + "/everstep-controller", "--config", config};
   const int digits = options.servers < 10 ? 1 : options.servers < 100 ? 2 : 3;
@@ -312,9 +338,17 @@ Result<LocalCluster> LocalCluster::Up(const LocalOptions& options) {
     LocalProcess server;
     server.name = fmt::format("s{:0{}}", i, digits);
     server.root = directory + "/servers/" + server.name;
-    server.command = {binaries + "/everstep-agent", "--name", server.name, "--controller", state.address, "--root",
-                      server.root, "--devices", std::to_string(options.devices_per_server)};
-    server.command.insert(server.command.end(), options.agent_arguments.begin(), options.agent_arguments.end());
+    server.command = {binaries + "/everstep-agent",
+                      "--name",
+                      server.name,
+                      "--controller",
+                      state.address,
+                      "--root",
+                      server.root,
+                      "--devices",
+                      std::to_string(options.devices_per_server)};
+    server.command.insert(server.command.end(), options.agent_arguments.begin(),
+                          options.agent_arguments.end());
     state.servers.push_back(std::move(server));
   }
 
@@ -324,7 +358,8 @@ Result<LocalCluster> LocalCluster::Up(const LocalOptions& options) {
   for (LocalProcess& server : cluster.state_.servers) {
     if (status.ok()) status = cluster.Start(server);
   }
-  if (status.ok()) status = cluster.WaitUntilServing(options.timeout, cluster.state_.servers.size());
+  if (status.ok())
+    status = cluster.WaitUntilServing(options.timeout, cluster.state_.servers.size());
   if (!status.ok()) {
     // Nothing half-started stays behind; the logs do, for whoever reads the error.
     for (const LocalProcess& server : cluster.state_.servers) {
@@ -346,7 +381,8 @@ Status LocalCluster::Down(bool keep_files) {
     std::vector<const LocalProcess*> all;
     for (const LocalProcess& server : state_.servers) all.push_back(&server);
     all.push_back(&state_.controller);
-    // Agents first and politely: they end their ranks. The controller last. Then whatever is left, for good.
+    // Agents first and politely: they end their ranks. The controller last. Then whatever is left,
+    // for good.
     for (const LocalProcess* process : all) {
       if (!IsAlive(process->key)) continue;
       SignalTree(process->key, Mark(*process), SIGCONT);
@@ -354,7 +390,8 @@ Status LocalCluster::Down(bool keep_files) {
     }
     const auto deadline = SteadyClock::now() + std::chrono::seconds(kStopGraceSeconds);
     for (const LocalProcess* process : all) {
-      const auto left = std::max(std::chrono::nanoseconds(0), std::chrono::nanoseconds(deadline - SteadyClock::now()));
+      const auto left = std::max(std::chrono::nanoseconds(0),
+                                 std::chrono::nanoseconds(deadline - SteadyClock::now()));
       WaitUntilGone(process->key, left);
       SignalTree(process->key, Mark(*process), SIGKILL);
     }
@@ -368,7 +405,8 @@ Status LocalCluster::Down(bool keep_files) {
   }
   if (!keep_files) {
     std::error_code error;
-    for (const char* part : {"controller", "servers", "logs", "lock"}) fs::remove_all(directory_ + "/" + part, error);
+    for (const char* part : {"controller", "servers", "logs", "lock"})
+      fs::remove_all(directory_ + "/" + part, error);
     fs::remove(directory_, error);  // only when nothing else is in it
   }
   return OkStatus();
@@ -381,17 +419,20 @@ Result<LocalProcess*> LocalCluster::Find(const std::string& name) {
     if (server.name == name) return &server;
     names += ", " + server.name;
   }
-  return InvalidArgument(fmt::format("no server '{}' in the local cluster; there are {}", name, names));
+  return InvalidArgument(
+      fmt::format("no server '{}' in the local cluster; there are {}", name, names));
 }
 
 Result<int> LocalCluster::Kill(const std::string& name) {
   DirectoryLock lock(directory_);
   Refresh();
-  EVERSTEP_ASSIGN_OR_RETURN(LocalProcess* process, Find(name));
+  EVERSTEP_ASSIGN_OR_RETURN(LocalProcess * process, Find(name));
   const std::string mark = Mark(*process);
-  if (process->root.empty()) return static_cast<int>(SignalTree(process->key, mark, SIGKILL).size());
-  // A machine dies with its memory and disk at one instant. Stopping the tree first makes it look so: nobody acts between
-  // the loss of the directory and the loss of the processes, and nothing is left to read when recovery begins.
+  if (process->root.empty())
+    return static_cast<int>(SignalTree(process->key, mark, SIGKILL).size());
+  // A machine dies with its memory and disk at one instant. Stopping the tree first makes it look
+  // so: nobody acts between the loss of the directory and the loss of the processes, and nothing is
+  // left to read when recovery begins.
   SignalTree(process->key, mark, SIGSTOP);
   const std::string grave = process->root + ".destroyed";
   std::error_code error;
@@ -417,7 +458,7 @@ Result<int> LocalCluster::Resume(const std::string& name) {
 Status LocalCluster::Restart(const std::string& name) {
   DirectoryLock lock(directory_);
   Refresh();
-  EVERSTEP_ASSIGN_OR_RETURN(LocalProcess* process, Find(name));
+  EVERSTEP_ASSIGN_OR_RETURN(LocalProcess * process, Find(name));
   SignalTree(process->key, Mark(*process), SIGKILL);
   if (process->key.pid != 0 && !WaitUntilGone(process->key, Seconds(5))) {
     return Internal(fmt::format("{} (pid {}) does not die", name, process->key.pid));
@@ -429,7 +470,8 @@ Status LocalCluster::Restart(const std::string& name) {
 Result<std::string> LocalCluster::Add() {
   DirectoryLock lock(directory_);
   Refresh();
-  if (state_.servers.size() >= kServersMax) return ResourceExhausted(fmt::format("at most {} local servers", kServersMax));
+  if (state_.servers.size() >= kServersMax)
+    return ResourceExhausted(fmt::format("at most {} local servers", kServersMax));
   const LocalProcess& first = state_.servers.front();
   LocalProcess server;
   server.name = fmt::format("s{:0{}}", state_.servers.size() + 1, first.name.size() - 1);

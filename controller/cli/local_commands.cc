@@ -24,16 +24,18 @@ int Up(const CommandLine& line, UpFlags flags) {
   for (const std::string& entry : flags.policy) {
     const size_t equals = entry.find('=');
     if (equals == std::string::npos || equals == 0) {
-      return Fail(InvalidArgument(fmt::format("--policy '{}' is not name=value; for example --policy lease=2s", entry)));
+      return Fail(InvalidArgument(
+          fmt::format("--policy '{}' is not name=value; for example --policy lease=2s", entry)));
     }
     flags.options.policy[entry.substr(0, equals)] = entry.substr(equals + 1);
   }
   const auto cluster = LocalCluster::Up(flags.options);
   if (!cluster.ok()) return Fail(cluster.status());
   const LocalState& state = cluster.value().state();
-  Print(fmt::format("local cluster up: controller {}, {} servers, directory {}\n", state.address, state.servers.size(),
-                    cluster.value().directory()));
-  Note(fmt::format("metrics and health at http://{}/metrics; end it with 'everstep local down'", state.ops_address));
+  Print(fmt::format("local cluster up: controller {}, {} servers, directory {}\n", state.address,
+                    state.servers.size(), cluster.value().directory()));
+  Note(fmt::format("metrics and health at http://{}/metrics; end it with 'everstep local down'",
+                   state.ops_address));
   return kExitDone;
 }
 
@@ -49,26 +51,33 @@ int ShowStatus(const CommandLine& line) {
   if (!loaded.ok()) return Fail(loaded.status());
   const LocalCluster& cluster = loaded.value();
   Table table({"NAME", "STATE", "PID", "PROCESSES", "ROOT"});
-  std::string json = "{\"address\": \"" + cluster.state().address + "\", \"opsAddress\": \"" + cluster.state().ops_address +
-                     "\", \"processes\": [";
+  std::string json = "{\"address\": \"" + cluster.state().address + "\", \"opsAddress\": \"" +
+                     cluster.state().ops_address + "\", \"processes\": [";
   std::vector<const LocalProcess*> all{&cluster.state().controller};
   for (const LocalProcess& server : cluster.state().servers) all.push_back(&server);
   bool first = true;
   for (const LocalProcess* process : all) {
     size_t count = 0;
     const char state = StateOf(cluster, *process, &count);
-    const char* name = state == 'R' ? "Running" : state == 'T' ? "Paused" : state == 'O' ? "Orphans" : "Dead";
-    const std::string root = process->root.empty() ? cluster.directory() + "/controller" : process->root;
-    table.AddRow({process->name, name, std::to_string(process->key.pid), std::to_string(count), root});
-    json += fmt::format("{}{{\"name\": \"{}\", \"state\": \"{}\", \"pid\": {}, \"processes\": {}, \"root\": \"{}\"}}",
-                        first ? "" : ", ", process->name, name, process->key.pid, count, root);
+    const char* name = state == 'R'   ? "Running"
+                       : state == 'T' ? "Paused"
+                       : state == 'O' ? "Orphans"
+                                      : "Dead";
+    const std::string root =
+        process->root.empty() ? cluster.directory() + "/controller" : process->root;
+    table.AddRow(
+        {process->name, name, std::to_string(process->key.pid), std::to_string(count), root});
+    json += fmt::format(
+        "{}{{\"name\": \"{}\", \"state\": \"{}\", \"pid\": {}, \"processes\": {}, \"root\": "
+        "\"{}\"}}",
+        first ? "" : ", ", process->name, name, process->key.pid, count, root);
     first = false;
   }
   if (line.globals.output == "json") {
     Print(json + "]}\n");
   } else {
-    Print(fmt::format("Controller: {}   Operations port: http://{}   Directory: {}\n\n", cluster.state().address,
-                      cluster.state().ops_address, cluster.directory()));
+    Print(fmt::format("Controller: {}   Operations port: http://{}   Directory: {}\n\n",
+                      cluster.state().address, cluster.state().ops_address, cluster.directory()));
     Print(table.Text());
   }
   return kExitDone;
@@ -86,7 +95,9 @@ int Act(const CommandLine& line, const std::string& name, const std::string& ver
     Print(object + " started again\n");
     return kExitDone;
   }
-  const Result<int> done = verb == "kill" ? cluster.Kill(name) : verb == "pause" ? cluster.Pause(name) : cluster.Resume(name);
+  const Result<int> done = verb == "kill"    ? cluster.Kill(name)
+                           : verb == "pause" ? cluster.Pause(name)
+                                             : cluster.Resume(name);
   if (!done.ok()) return Fail(done.status());
   const char* past = verb == "kill" ? "killed" : verb == "pause" ? "paused" : "resumed";
   Print(fmt::format("{} {} ({} processes)\n", object, past, done.value()));
@@ -118,51 +129,79 @@ int Down(const CommandLine& line, bool keep_files) {
 }  // namespace
 
 void AddLocalCommands(CommandLine& line) {
-  CLI::App* local = line.AddGroup(&line.app, "local", "A whole cluster on this machine: controller and servers as processes");
+  CLI::App* local = line.AddGroup(
+      &line.app, "local", "A whole cluster on this machine: controller and servers as processes");
 
   auto flags = std::make_shared<UpFlags>();
-  CLI::App* up = line.Add(local, "up", "Start a controller and servers on loopback",
-                          "  everstep local up\n  everstep local up --servers 3 --devices 2 --policy lease=1s",
-                          [&line, flags] { return Up(line, *flags); });
+  CLI::App* up =
+      line.Add(local, "up", "Start a controller and servers on loopback",
+               "  everstep local up\n  everstep local up --servers 3 --devices 2 --policy lease=1s",
+               [&line, flags] { return Up(line, *flags); });
   line.AddDirectoryFlag(up);
-  up->add_option("--servers", flags->options.servers, "Servers to start; those a job does not use are spares (default 5)")->type_name("N");
-  up->add_option("--devices", flags->options.devices_per_server, "CPU slots of each server (default 1)")->type_name("N");
-  up->add_option("--policy", flags->policy, "A policy value of the controller, name=value; may be repeated")->type_name("NAME=VALUE")->allow_extra_args(false);
-  up->add_option("--agent-argument", flags->options.agent_arguments, "One more argument for each agent; may be repeated")->type_name("ARGUMENT")->allow_extra_args(false);
-  up->add_option("--binaries", flags->options.binaries, "Folder of everstep-controller and everstep-agent (default: this program's)")->type_name("DIRECTORY");
-  up->add_option("--ready-timeout", flags->ready_timeout, "How long the servers may take to register (default 30s)")->type_name("DURATION");
+  up->add_option("--servers", flags->options.servers,
+                 "Servers to start; those a job does not use are spares (default 5)")
+      ->type_name("N");
+  up->add_option("--devices", flags->options.devices_per_server,
+                 "CPU slots of each server (default 1)")
+      ->type_name("N");
+  up->add_option("--policy", flags->policy,
+                 "A policy value of the controller, name=value; may be repeated")
+      ->type_name("NAME=VALUE")
+      ->allow_extra_args(false);
+  up->add_option("--agent-argument", flags->options.agent_arguments,
+                 "One more argument for each agent; may be repeated")
+      ->type_name("ARGUMENT")
+      ->allow_extra_args(false);
+  up->add_option("--binaries", flags->options.binaries,
+                 "Folder of everstep-controller and everstep-agent (default: this program's)")
+      ->type_name("DIRECTORY");
+  up->add_option("--ready-timeout", flags->ready_timeout,
+                 "How long the servers may take to register (default 30s)")
+      ->type_name("DURATION");
 
   auto keep_files = std::make_shared<bool>(false);
-  CLI::App* down = line.Add(local, "down", "End every process of the local cluster and remove its directory",
-                            "  everstep local down\n  everstep local down --keep-files",
-                            [&line, keep_files] { return Down(line, *keep_files); });
+  CLI::App* down =
+      line.Add(local, "down", "End every process of the local cluster and remove its directory",
+               "  everstep local down\n  everstep local down --keep-files",
+               [&line, keep_files] { return Down(line, *keep_files); });
   line.AddDirectoryFlag(down);
   down->add_flag("--keep-files", *keep_files, "Keep logs, ledger and server directories");
 
   CLI::App* status = line.Add(local, "status", "Show the processes of the local cluster",
-                              "  everstep local status\n  everstep local status -o json", [&line] { return ShowStatus(line); });
+                              "  everstep local status\n  everstep local status -o json",
+                              [&line] { return ShowStatus(line); });
   line.AddDirectoryFlag(status);
   line.AddOutputFlag(status, "json");
 
-  struct Verb { const char* name; const char* description; const char* examples; };
-  for (const Verb& verb : {
-           Verb{"kill", "SIGKILL a server's whole process tree and destroy its directory, or kill the controller",
-                "  everstep local kill s2\n  everstep local kill controller"},
-           Verb{"pause", "SIGSTOP a server's whole process tree: it falls silent",
-                "  everstep local pause s2"},
-           Verb{"resume", "SIGCONT a paused server's process tree: it wakes as a zombie of an old generation",
-                "  everstep local resume s2"},
-           Verb{"restart", "Start a killed server or controller again",
-                "  everstep local restart s2\n  everstep local restart controller"}}) {
+  struct Verb {
+    const char* name;
+    const char* description;
+    const char* examples;
+  };
+  for (const Verb& verb :
+       {Verb{"kill",
+             "SIGKILL a server's whole process tree and destroy its directory, or kill the "
+             "controller",
+             "  everstep local kill s2\n  everstep local kill controller"},
+        Verb{"pause", "SIGSTOP a server's whole process tree: it falls silent",
+             "  everstep local pause s2"},
+        Verb{"resume",
+             "SIGCONT a paused server's process tree: it wakes as a zombie of an old generation",
+             "  everstep local resume s2"},
+        Verb{"restart", "Start a killed server or controller again",
+             "  everstep local restart s2\n  everstep local restart controller"}}) {
     auto name = std::make_shared<std::string>();
     const std::string verb_name = verb.name;
     CLI::App* command = line.Add(local, verb.name, verb.description, verb.examples,
                                  [&line, name, verb_name] { return Act(line, *name, verb_name); });
-    command->add_option("server", *name, "A server, or 'controller'")->required()->type_name("NAME");
+    command->add_option("server", *name, "A server, or 'controller'")
+        ->required()
+        ->type_name("NAME");
     line.AddDirectoryFlag(command);
   }
 
-  CLI::App* add = line.Add(local, "add", "Start one more server", "  everstep local add", [&line] { return Add(line); });
+  CLI::App* add = line.Add(local, "add", "Start one more server", "  everstep local add",
+                           [&line] { return Add(line); });
   line.AddDirectoryFlag(add);
 }
 

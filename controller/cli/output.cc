@@ -12,7 +12,9 @@
 namespace everstep::cli {
 
 std::string Table::Text() const {
-  const auto shown = [](const std::string& cell) -> std::string_view { return cell.empty() ? "<none>" : std::string_view(cell); };
+  const auto shown = [](const std::string& cell) -> std::string_view {
+    return cell.empty() ? "<none>" : std::string_view(cell);
+  };
   std::vector<size_t> widths;
   for (const std::string& title : titles_) widths.push_back(title.size());
   for (const auto& row : rows_) {
@@ -22,7 +24,8 @@ std::string Table::Text() const {
   const auto add = [&](const std::vector<std::string>& cells) {
     for (size_t i = 0; i < cells.size(); ++i) {
       const bool last = i + 1 == cells.size();
-      text += last ? std::string(shown(cells[i])) : fmt::format("{:<{}}  ", shown(cells[i]), widths[i]);
+      text +=
+          last ? std::string(shown(cells[i])) : fmt::format("{:<{}}  ", shown(cells[i]), widths[i]);
     }
     text += '\n';
   };
@@ -37,7 +40,8 @@ int Fail(const Status& status) {
   const std::string& text = status.message();
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
-    if (end > begin || text.empty()) fmt::print(stderr, "everstep: {}\n", text.substr(begin, end - begin));
+    if (end > begin || text.empty())
+      fmt::print(stderr, "everstep: {}\n", text.substr(begin, end - begin));
     begin = end + 1;
   }
   return status.code() == StatusCode::kInvalidArgument ? kExitUsage : kExitFailure;
@@ -81,7 +85,8 @@ std::string CamelCase(std::string_view enum_value, std::string_view prefix) {
 std::string Age(const google::protobuf::Timestamp& since) {
   if (since.seconds() == 0) return "<unknown>";
   const int64_t now = std::chrono::duration_cast<std::chrono::seconds>(
-                          std::chrono::system_clock::now().time_since_epoch()).count();
+                          std::chrono::system_clock::now().time_since_epoch())
+                          .count();
   const int64_t seconds = std::max<int64_t>(0, now - since.seconds());
   if (seconds < 120) return fmt::format("{}s", seconds);
   if (seconds < 2 * 3600) return fmt::format("{}m", seconds / 60);
@@ -105,7 +110,8 @@ std::string ClockTime(const google::protobuf::Timestamp& time) {
   const std::time_t seconds = time.seconds();
   std::tm local{};
   localtime_r(&seconds, &local);
-  return fmt::format("{:02}:{:02}:{:02}.{:03}", local.tm_hour, local.tm_min, local.tm_sec, time.nanos() / 1000000);
+  return fmt::format("{:02}:{:02}:{:02}.{:03}", local.tm_hour, local.tm_min, local.tm_sec,
+                     time.nanos() / 1000000);
 }
 
 }  // namespace everstep::cli

@@ -1,5 +1,5 @@
-// How the command line prints: tables for people, one-line errors, JSON of messages. Results go to stdout, everything
-// else to stderr. Called on the main thread.
+// How the command line prints: tables for people, one-line errors, JSON of messages. Results go to
+// stdout, everything else to stderr. Called on the main thread.
 #pragma once
 
 #include <google/protobuf/message.h>
@@ -19,7 +19,8 @@ inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitUnmet = 3;
 
-// Columns as wide as their widest cell, two spaces apart, the last one free. Empty cells print as <none>.
+// Columns as wide as their widest cell, two spaces apart, the last one free. Empty cells print as
+// <none>.
 class Table {
  public:
   explicit Table(std::vector<std::string> titles) : titles_(std::move(titles)) {}
@@ -31,18 +32,18 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// "everstep: message" on stderr; returns the exit code that belongs to the status: usage for INVALID_ARGUMENT, otherwise
-// failure.
+// "everstep: message" on stderr; returns the exit code that belongs to the status: usage for
+// INVALID_ARGUMENT, otherwise failure.
 int Fail(const Status& status);
-void Note(std::string_view message);                 // a line of progress on stderr: "everstep: message"
-void Print(std::string_view text);                   // stdout, flushed at the end of a line
+void Note(std::string_view message);  // a line of progress on stderr: "everstep: message"
+void Print(std::string_view text);    // stdout, flushed at the end of a line
 
 std::string Json(const google::protobuf::Message& message);
 
 // "SERVER_STATE_SPARE" of an enum with prefix "SERVER_STATE_" as people read it: "Spare".
 std::string CamelCase(std::string_view enum_value, std::string_view prefix);
-std::string Age(const google::protobuf::Timestamp& since);  // "5h", "<unknown>" when unset
-std::string Bytes(uint64_t bytes);                   // "16.4MiB"
+std::string Age(const google::protobuf::Timestamp& since);       // "5h", "<unknown>" when unset
+std::string Bytes(uint64_t bytes);                               // "16.4MiB"
 std::string ClockTime(const google::protobuf::Timestamp& time);  // "12:03:04.123", local time
 
 }  // namespace everstep::cli

@@ -1,5 +1,5 @@
-// Objects of the cluster as people read them: the rows of `get`, the text of `describe` and `explain`, one line per event.
-// Pure text from messages; called on the main thread.
+// Objects of the cluster as people read them: the rows of `get`, the text of `describe` and
+// `explain`, one line per event. Pure text from messages; called on the main thread.
 #pragma once
 
 #include <string>
@@ -23,7 +23,8 @@ std::string EventTable(const std::vector<v1::Event>& events, bool wide);
 
 std::string DescribeServer(const v1::Server& server);
 std::string DescribeJob(const v1::Job& job);
-// Timeline, evidence, decision, rivals, where each rank's state came from. `explain` is the same in sentences.
+// Timeline, evidence, decision, rivals, where each rank's state came from. `explain` is the same in
+// sentences.
 std::string DescribeRecovery(const v1::Recovery& recovery);
 std::string ExplainRecovery(const v1::Recovery& recovery);
 

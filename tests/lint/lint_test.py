@@ -37,7 +37,7 @@ class LintTest(unittest.TestCase):
 
     def test_client_must_not_include_generated_messages(self):
         found = self.findings(lint.include_table,
-                              {"worker/client/a.cc": '#include "proto/everstep/v1/agent.pb.h"\n'})
+                              {"worker/client/a.cc": '#include "everstep/v1/agent.pb.h"\n'})
         self.assertEqual(len(found), 1)
 
     def test_main_may_include_everything(self):
@@ -75,7 +75,7 @@ class LintTest(unittest.TestCase):
         self.assertIn("A.Nothing", found[0])
 
     def test_unfinished_words_and_machine_paths_are_found(self):
-        found = self.findings(lint.leftovers, {"docs/a.md": "TO" + "DO later\nsee /wo" + "rk/main\n"})
+        found = self.findings(lint.leftovers, {"docs/a.md": "TO" + "DO later\nsee /wo" + "rk/main/x\n"})
         self.assertEqual(len(found), 2)
 
     def test_layout_is_fixed_and_sources_are_built(self):

@@ -227,7 +227,8 @@ def train_arguments(steps, size="tiny", extra=()):
 class Training:
     """One job of the example trainer, followed by `everstep run` in the background."""
 
-    def __init__(self, cluster, name, steps=60, servers=4, size="tiny", flags=(), extra=(), program=None, arguments=None):
+    def __init__(self, cluster, name, steps=150, servers=4, size="tiny", pace=20, flags=(), extra=(), program=None,
+                 arguments=None):
         self.cluster, self.name, self.steps = cluster, name, steps
         self.size, self.extra, self.servers_wanted = size, tuple(extra), servers
         self.step_logs = cluster.folder / f"steps-{name}"
@@ -235,7 +236,7 @@ class Training:
         self.output = cluster.folder / f"{name}.out"
         self.notes = cluster.folder / f"{name}.err"
         if arguments is None:
-            arguments = [*train_arguments(steps, size, extra), "--step-log", str(self.step_logs)]
+            arguments = [*train_arguments(steps, size, extra), "--step-log", str(self.step_logs), "--pace", pace]
         command = [str(BIN / "everstep"), "run", "--dir", str(cluster.directory), "--name", name, "--servers", str(servers),
                    *map(str, flags), "--", program or TRAIN, *map(str, arguments)]
         self._files = (open(self.output, "wb"), open(self.notes, "wb"))

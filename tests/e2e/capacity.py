@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Too few servers, or two jobs for one: cases 9, 13 and 16."""
+
+import unittest
+
+from cluster import EndToEndTest, kill_process, wait_until
+
+
+class Capacity(EndToEndTest):
+    def test_shrinks_without_a_spare_and_regrows_without_losing_a_step(self):
+        cluster = self.cluster(servers=4, policy={"regrow_delay": "200ms"})
+        training = cluster.train(steps=500, flags=("--servers-min", "2"))
+        training.wait_step(5)
+        before, victim = training.pids(), training.server_of(3)
+        cluster.kill(victim)
+        recovery = training.wait_recovered()[0]
+        self.assertEqual(recovery["decision"], "JobShrunk")
+        self.assertEqual(int(recovery.get("stepsLost", 0)), 0)
+        wait_until(lambda: training.state() == "RUNNING", 30, "it runs shrunk", training.detail)
+        self.assertEqual(int(training.status()["worldSize"]), 3)
+        self.assertEqual(set(training.pids().values()), set(before.values()) - {before[3]})
+        step = training.step()
+        training.wait_step(step + 5)
+        cluster.restart(victim)
+        wait_until(lambda: int(training.status().get("worldSize", 0)) == 4 and training.state() == "RUNNING", 60,
+                   "it has grown back", training.detail)
+        regrown = [r for r in cluster.recoveries("train") if r["decision"] == "JobRegrown"]
+        self.assertEqual(len(regrown), 1)
+        self.assertTrue(regrown[0]["planned"], "a regrowth is planned: no step is aborted")
+        self.assertLessEqual(set(before.values()) - {before[3]}, set(training.pids().values()))
+        self.finish(training)
+        self.assert_no_committed_step_again(training)
+
+    def test_below_the_minimum_it_waits_in_a_named_state_and_resumes(self):
+        cluster = self.cluster(servers=3, policy={"regrow_delay": "200ms"})
+        training = cluster.train(steps=300, servers=3)
+        training.wait_step(5)
+        victim = training.server_of(2)
+        cluster.kill(victim)
+        training.wait_state("WAITING_FOR_CAPACITY")
+        self.assertTrue(training.status()["message"], "a wait without a sentence that says for what")
+        step = training.step()
+        cluster.restart(victim)
+        training.wait_step(step + 5)
+        self.finish(training)
+        self.assert_no_committed_step_again(training)
+
+    def test_drain_moves_a_server_at_a_boundary_and_aborts_no_step(self):
+        cluster = self.cluster(servers=5)
+        training = cluster.train(steps=300)
+        training.wait_step(5)
+        training.wait_standby()
+        before, drained = training.pids(), training.server_of(1)
+        said = cluster.everstep("drain", "server", drained).stdout
+        self.assertIn(f"server/{drained}", said)
+        wait_until(lambda: training.state() == "RUNNING" and training.ranks()[1]["server"] != drained, 60,
+                   "the drained server is empty", training.detail)
+        recovery = training.wait_recovered()[0]
+        self.assertTrue(recovery["planned"])
+        self.assertEqual(int(recovery.get("stepsLost", 0)), 0)
+        self.assert_pids_kept(before, training.pids(), lost={1})
+        self.finish(training)
+        self.assert_no_committed_step_again(training)
+        aborted = [e for e in training.log_events() if e.kind == "discarded"]
+        self.assertEqual(aborted, [], "a planned change discarded a step")
+        self.assertEqual(cluster.server_state(drained), "DRAINING")
+        self.assertIn(drained, cluster.everstep("undrain", "server", drained).stdout)
+        wait_until(lambda: cluster.server_state(drained) == "SPARE", 15, "the server is a spare again")
+
+    def test_two_jobs_compete_for_one_spare_and_priority_decides(self):
+        cluster = self.cluster(servers=5)
+        low = cluster.train("low", steps=400, servers=2, flags=("--servers-min", "1", "--standbys", "0"))
+        low.wait_step(5)
+        high = cluster.train("high", steps=400, servers=2,
+                             flags=("--servers-min", "1", "--standbys", "0", "--priority", "10"))
+        high.wait_step(5)
+        places = {job.name: job.ranks() for job in (low, high)}
+        before = {job.name: job.pids() for job in (low, high)}
+        victims = [places["low"][1]["server"], places["high"][1]["server"]]
+        spare = (set(cluster.servers()) - {p["server"] for job in places.values() for p in job.values()}).pop()
+        pids = [cluster.pid_of(name) for name in victims]
+        for pid in pids:
+            kill_process(pid)
+        won, shrunk = high.wait_recovered()[0], low.wait_recovered()[0]
+        self.assertIn(won["decision"], ("SpareTaken", "StandbyPromoted"))
+        self.assertEqual(shrunk["decision"], "JobShrunk")
+        self.assertIn("high", shrunk["decisionMessage"] + " ".join(shrunk.get("alternatives", [])),
+                      "the loser is not told who has the spare")
+        self.assertEqual(high.server_of(1), spare)
+        self.assert_pids_kept(before["high"], high.pids(), lost={1})
+        self.assertEqual(low.pids(), {0: before["low"][0]})
+        self.finish(high)
+        self.finish(low)
+        self.assert_no_committed_step_again(high)
+        self.assert_no_committed_step_again(low)
+
+
+if __name__ == "__main__":
+    unittest.main()

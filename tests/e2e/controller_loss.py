@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""The controller dies, or its disk does: cases 4, 5 and 15."""
+
+import unittest
+
+from cluster import EndToEndTest, kill_process, wait_until
+
+
+class ControllerLoss(EndToEndTest):
+    def test_training_does_not_pause_and_the_generation_is_adopted(self):
+        cluster = self.cluster(servers=5)
+        training = cluster.train(steps=400)
+        training.wait_step(5)
+        training.wait_standby()
+        before, generation = training.pids(), int(training.status()["generation"])
+        cluster.kill("controller")
+        step = training.step()
+        training.wait_step(step + 40, seconds=30)  # with nobody there to help
+        cluster.restart("controller")
+        wait_until(lambda: training.state() == "RUNNING", 30, "the restarted controller adopts the job", training.detail)
+        self.assertEqual(int(training.status()["generation"]), generation)
+        self.assert_pids_kept(before, training.pids())
+        self.assertEqual(cluster.recoveries("train"), [])
+        # And it is a controller again: a loss is recovered as ever.
+        training.wait_standby()
+        kill_process(training.pids()[1])
+        recovery = training.wait_recovered()[0]
+        self.assert_recovery(recovery, replaced={1})
+        self.assert_pids_kept(before, training.pids(), lost={1})
+        self.finish(training)
+        self.assert_no_committed_step_again(training)
+
+    def killed_in_phase(self, phase):
+        """The controller dies when a recovery enters `phase` (it ends itself there, as SIGKILL would), and returns."""
+        cluster = self.cluster(servers=5, policy={"recovery_budget": "20s"})
+        training = cluster.train(steps=400)
+        training.wait_step(5)
+        training.wait_standby()
+        before = training.pids()
+        controller = cluster.pid_of("controller")
+        kill_process(before[2])
+        phases = ("DETECT", "DECIDE", "FENCE", "COLLECT", "PLAN", "ASSIGN", "RESTORE", "CONNECT", "RESUME")
+        wanted = phases[phases.index(phase):]
+
+        def reached():
+            status = training.status()
+            now = status.get("phase", "").removeprefix("RECOVERY_PHASE_")
+            return now in wanted or cluster.recoveries("train")
+        wait_until(reached, 30, f"the recovery reaches {phase}", training.detail)
+        kill_process(controller)
+        cluster.restart("controller")
+        wait_until(lambda: training.state() == "RUNNING" and training.pids().get(2) not in (None, before[2]), 60,
+                   "the job runs again", training.detail)
+        self.assert_pids_kept(before, training.pids(), lost={2})
+        self.finish(training)
+        self.assert_no_committed_step_again(training)
+
+    def test_killed_during_a_recovery_in_fence(self):
+        self.killed_in_phase("FENCE")
+
+    def test_killed_during_a_recovery_in_collect(self):
+        self.killed_in_phase("COLLECT")
+
+    def test_killed_during_a_recovery_in_assign(self):
+        self.killed_in_phase("ASSIGN")
+
+    def test_killed_during_a_recovery_in_restore(self):
+        self.killed_in_phase("RESTORE")
+
+    def test_killed_during_a_recovery_in_connect(self):
+        self.killed_in_phase("CONNECT")
+
+    def test_killed_during_a_recovery_in_resume(self):
+        self.killed_in_phase("RESUME")
+
+    def test_server_lost_while_the_controller_is_away(self):
+        cluster = self.cluster(servers=5)
+        training = cluster.train(steps=300)
+        training.wait_step(5)
+        training.wait_standby()
+        before, victim = training.pids(), training.server_of(1)
+        cluster.kill("controller")
+        cluster.kill(victim)
+        cluster.restart("controller")
+        wait_until(lambda: training.state() == "RUNNING" and training.pids().get(1) not in (None, before[1]), 60,
+                   "the lost server is replaced", training.detail)
+        self.assert_pids_kept(before, training.pids(), lost={1})
+        self.finish(training)
+        self.assert_no_committed_step_again(training)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Keeps the reference pages equal to what they describe: docs/cli.md, reasons.md, config.md, metrics.md, README.
+
+Run by ctest with the folder of the binaries; `--write` writes what can be generated (cli.md, reasons.md).
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+REASONS_HEAD = """# Reasons
+
+For everyone who reads a status, a log line, a metric or `everstep explain`. Each decision carries one of these names and a
+sentence; the same name appears everywhere. This page follows `proto/base/reason.h`; a test keeps both equal.
+
+| Reason | Meaning |
+| --- | --- |
+"""
+
+
+def read(name):
+    path = ROOT / name
+    return path.read_text() if path.exists() else ""
+
+
+def reasons_page():
+    entries = re.findall(r'X\((\w+),\s*"((?:[^"\\]|\\.)*)"\)', read("proto/base/reason.h"))
+    assert len(entries) > 20, "proto/base/reason.h no longer has the table this reads"
+    return REASONS_HEAD + "".join(f"| `{name}` | {text} |\n" for name, text in entries)
+
+
+def cli_page(binaries):
+    return subprocess.run([binaries / "everstep", "reference"], check=True, capture_output=True, text=True).stdout
+
+
+def equal(name, wanted):
+    if read(name) != wanted:
+        ours, theirs = read(name).splitlines(), wanted.splitlines()
+        first = next((i for i, (a, b) in enumerate(zip(ours, theirs), 1) if a != b), min(len(ours), len(theirs)) + 1)
+        yield f"{name}:{first}: differs from what the program says; run tests/lint/docs_lint.py --binaries DIR --write"
+
+
+def messages(proto):
+    """Message name -> its field names, of one .proto file without nested messages."""
+    text = re.sub(r"//[^\n]*", "", read(proto))
+    return {name: re.findall(r"\s(\w+)\s*=\s*\d+\s*;", body) for name, body in re.findall(r"message (\w+) \{(.*?)\n\}", text, re.S)}
+
+
+def config(_):
+    """Every field of the configuration and of job files has its row, and no row is without a field."""
+    page = read("docs/config.md")
+    known = set()
+    for proto, names in (("proto/everstep/v1/config.proto", ("ControllerConfig", "PolicyConfig", "LedgerConfig", "LogConfig")),
+                         ("proto/everstep/v1/types.proto", ("JobSpec",))):
+        for message in names:
+            for field in messages(proto).get(message, []):
+                known.add(field)
+                if not re.search(rf"`(?:\w+\.)*{field}`", page):
+                    yield f"docs/config.md: the field {field} of {message} is missing"
+    for row in re.findall(r"^\| `([\w.]+)` \|", page, re.M):
+        if row.split(".")[-1] not in known:
+            yield f"docs/config.md: {row} is not a field of the configuration"
+
+
+def metrics(_):
+    """Every metric that the sources register is on the page, and the other way round."""
+    page = set(re.findall(r"`(everstep_\w+)", read("docs/metrics.md")))
+    code = set()
+    for path in (ROOT / "controller/io").rglob("*.cc"):
+        code |= set(re.findall(r'"(everstep_[a-z0-9_]+)"', path.read_text()))
+    for name in sorted(code - page):
+        yield f"docs/metrics.md: {name} is missing"
+    for name in sorted(page - code):
+        yield f"docs/metrics.md: {name} is on the page, but no source registers it"
+
+
+def reasons(_):
+    yield from equal("docs/reasons.md", reasons_page())
+
+
+def cli(binaries):
+    yield from equal("docs/cli.md", cli_page(binaries))
+
+
+def links(_):
+    """Relative links of all pages lead somewhere; flags and commands named in the README exist."""
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        if not path.exists():
+            yield f"{path.name}: missing"
+            continue
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text()):
+            if not (path.parent / target).exists():
+                yield f"{path.relative_to(ROOT)}: the link {target} leads nowhere"
+
+
+CHECKS = (cli, reasons, config, metrics, links)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binaries", type=Path, required=True)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.write:
+        (ROOT / "docs/cli.md").write_text(cli_page(arguments.binaries))
+        (ROOT / "docs/reasons.md").write_text(reasons_page())
+    findings = 0
+    for check in CHECKS:
+        for finding in check(arguments.binaries):
+            print(f"[{check.__name__}] {finding}")
+            findings += 1
+    print(f"docs lint: {findings} finding(s)")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
