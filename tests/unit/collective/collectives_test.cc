@@ -147,9 +147,9 @@ TEST_P(Collectives, AllReduceMatchesTheReferenceForAllTypesAndReductions) {
   });
 }
 
-TEST_P(Collectives, AllReduceInPlaceOfSeveralMegabytesMatchesTheReference) {
+TEST_P(Collectives, AllReduceInPlaceOfTwoMegabytesMatchesTheReference) {
   Everywhere([&](Communicator& communicator, size_t rank) {
-    const size_t count = 1'300'001;
+    const size_t count = 600'001;
     Bytes data = Input(DataType::kF32, rank, count);
     ASSERT_EQ(communicator.AllReduce(data.data(), data.data(), count, DataType::kF32, ReduceOp::kSum), OkStatus());
     ExpectReduced(DataType::kF32, ReduceOp::kSum, ranks(), data, 0);
@@ -181,7 +181,7 @@ TEST_P(Collectives, FloatSumsAreTheSameBitsOnAllRanksAndInEveryRun) {
 TEST_P(Collectives, ReduceScatterGivesEachRankItsReducedBlock) {
   Everywhere([&](Communicator& communicator, size_t rank) {
     for (const DataType type : kTypes) {
-      for (const size_t count : {size_t{0}, size_t{1}, size_t{513}, size_t{70'001}}) {
+      for (const size_t count : {size_t{0}, size_t{1}, size_t{513}, type == DataType::kF32 ? size_t{70'001} : size_t{5'001}}) {
         const ReduceOp op = IsFloatingPoint(type) ? ReduceOp::kAvg : ReduceOp::kSum;
         Bytes input = Input(type, rank, count * ranks());
         Bytes output(count * ElementBytes(type));
@@ -209,7 +209,7 @@ TEST_P(Collectives, ReduceScatterTakesUnevenBlocks) {
 TEST_P(Collectives, AllGatherCollectsEqualAndUnevenBlocksInRankOrder) {
   Everywhere([&](Communicator& communicator, size_t rank) {
     for (const DataType type : kTypes) {
-      for (const size_t count : {size_t{1}, size_t{100}, size_t{40'000}}) {
+      for (const size_t count : {size_t{1}, size_t{100}, size_t{9'000}}) {
         const Bytes input = Input(type, rank, count);
         Bytes output(input.size() * ranks());
         ASSERT_EQ(communicator.AllGather(input.data(), output.data(), count, type), OkStatus());
@@ -236,7 +236,7 @@ TEST_P(Collectives, BroadcastAndReduceWorkFromEveryRoot) {
   Everywhere([&](Communicator& communicator, size_t rank) {
     for (int32_t root = 0; root < size(); ++root) {
       const auto root_index = static_cast<size_t>(root);
-      for (const size_t count : {size_t{1}, size_t{1000}, size_t{300'001}}) {
+      for (const size_t count : {size_t{1}, size_t{1000}, size_t{100'001}}) {
         Bytes data = Input(DataType::kBF16, rank, count);
         ASSERT_EQ(communicator.Broadcast(data.data(), count, DataType::kBF16, Rank(root)), OkStatus());
         ASSERT_EQ(data, Input(DataType::kBF16, root_index, count));

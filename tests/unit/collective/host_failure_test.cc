@@ -62,7 +62,7 @@ TEST(HostFailure, AbortOfOneRankFreesAllOthersInALargeTransfer) {
     EXPECT_EQ(ranks[2]->AbortAndWait(Aborted("enough"), Seconds(5)), OkStatus());
   });
   OnRanks(kSize, [&](int32_t rank) {
-    std::vector<float> data(4 << 20, 1.0f);
+    std::vector<float> data(1 << 20, 1.0f);
     Status status;
     while (status.ok()) {
       status = ranks[static_cast<size_t>(rank)]->AllReduce(data.data(), data.data(), data.size(), DataType::kF32, ReduceOp::kMax);
@@ -189,9 +189,9 @@ struct Board {
 
 int64_t NowNs() { return MonotonicNow().count(); }
 
-// True when `condition` came true; gives up after half a minute.
+// True when `condition` came true; gives up after a minute.
 bool Eventually(const std::function<bool()>& condition) {
-  const int64_t give_up = NowNs() + Seconds(30).count();
+  const int64_t give_up = NowNs() + Seconds(60).count();
   while (!condition()) {
     if (NowNs() > give_up) return false;
     ::sched_yield();
@@ -220,7 +220,7 @@ class Processes {
       orders_.push_back(ends[1]);
     }
     EXPECT_TRUE(Eventually([&] { return board_->connected.load() == size; }));
-    EXPECT_TRUE(Eventually([&] { return board_->rounds[0].load() >= 3; }));
+    EXPECT_TRUE(Eventually([&] { return board_->rounds[0].load() >= 1; }));
   }
 
   ~Processes() {
@@ -300,7 +300,7 @@ class Processes {
 constexpr double kGenerousMs = 1000;
 
 TEST(HostProcesses, KilledRankFreesAllSurvivorsAndIsNamed) {
-  for (const size_t count : {size_t{256}, size_t{1} << 20, size_t{16} << 20}) {
+  for (const size_t count : {size_t{256}, size_t{256} << 10, size_t{8} << 20}) {
     Processes processes(5, count);
     const int64_t killed = NowNs();
     processes.Signal(2, SIGKILL);
@@ -313,7 +313,7 @@ TEST(HostProcesses, KilledRankFreesAllSurvivorsAndIsNamed) {
 }
 
 TEST(HostProcesses, StoppedRankIsLeftBehindByAnOrderedAbort) {
-  for (const size_t count : {size_t{256}, size_t{4} << 20}) {
+  for (const size_t count : {size_t{256}, size_t{2} << 20}) {
     Processes processes(4, count);
     processes.Signal(1, SIGSTOP);
     // The others are stuck, or soon will be: nothing tells them. The order does.
