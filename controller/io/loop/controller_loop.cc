@@ -174,7 +174,6 @@ void ControllerLoop::StepQueued(bool drain_datagrams) {
   if (events.empty()) return;
   room_.notify_all();
   for (const Event& event : events) {
-    if (std::holds_alternative<OperatorCalled>(event)) view_stale_ = true;
     StepCore(event);
   }
 }
@@ -204,6 +203,9 @@ void ControllerLoop::StepCore(const Event& event) {
 void ControllerLoop::TakeEffects(Effects effects) {
   for (Effect& effect : effects) {
     auto* append = std::get_if<AppendRecord>(&effect.body);
+    // Whoever heard of a change must find it in the next view.
+    view_stale_ = view_stale_ || append != nullptr || std::holds_alternative<Notice>(effect.body) ||
+                  std::holds_alternative<ReplyToOperator>(effect.body);
     if (append == nullptr) {
       EVERSTEP_CHECK(effect.after <= appended_);
       pending_.push_back({effect.after, std::move(effect.body)});

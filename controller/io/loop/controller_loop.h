@@ -31,7 +31,7 @@ struct LoopOptions {
   int64_t snapshot_bytes = 8 << 20;         // or this many bytes
   Duration lag_reported = Milliseconds(50); // a lateness above this is fed to the core
   Duration wait_max = Milliseconds(50);     // between turns; bounds the lag that goes unseen when everything stops
-  Duration view_age_max = Milliseconds(100);  // a view is built at most this often, or once per operator call
+  Duration view_age_max = Milliseconds(100);  // without a record, notice or reply since, a view lives this long
 };
 
 // Instants are CLOCK_BOOTTIME, so that a suspended machine's leases have run out when it wakes.
@@ -127,7 +127,7 @@ class ControllerLoop {
   bool stuck_deadline_ = false;           // TimeAdvanced did not move a due deadline
   View view_;
   Instant view_built_{};
-  bool view_stale_ = true;                // an operator's call came after it was built
+  bool view_stale_ = true;                // something was told after it was built
 };
 
 }  // namespace everstep
