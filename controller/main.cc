@@ -96,15 +96,14 @@ int Run(const v1::ControllerConfig& config) {
               : config.log().level() == v1::LOG_LEVEL_ERROR ? LogLevel::kError
                                                             : LogLevel::kInfo;
   InitLog(log);
-  LogKeys effective;
-  for (auto& entry : DescribeConfig(config)) effective.push_back(std::move(entry));
-  Log(LogLevel::kInfo, "Configuration in effect", effective);
-
   auto shell = ControllerShell::Start({config, EVERSTEP_VERSION, EVERSTEP_REVISION, nullptr});
   if (!shell.ok()) {
     const bool start = shell.status().code() == StatusCode::kFailedPrecondition;
     return Fail(start ? kExitUsage : kExitFailure, {shell.status().message()});
   }
+  LogKeys effective;
+  for (auto& [name, value] : DescribeConfig(config)) effective.emplace_back(name.substr(0, name.find(' ')), value);
+  Log(LogLevel::kInfo, "Configuration in effect", effective);
   int signal_number = 0;
   sigwait(&stop_signals, &signal_number);
   Log(LogLevel::kInfo, "Controller was asked to stop", {{"signal", signal_number == SIGTERM ? "TERM" : "INT"}});

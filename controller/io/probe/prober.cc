@@ -100,7 +100,9 @@ class Prober::Impl {
         --running_;
         done(outcome);
       });
-      probe->Start(address.substr(0, colon), address.substr(colon + 1), timeout);
+      std::string host = address.substr(0, colon);
+      if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+      probe->Start(host, address.substr(colon + 1), timeout);
     });
   }
 

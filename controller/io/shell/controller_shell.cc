@@ -90,7 +90,7 @@ class ShellImpl : public ControllerShell, private LoopOutputs {
       Log(LogLevel::kInfo, "Connections are neither encrypted nor authenticated, as allow_insecure says",
           {{"listen", rpc_->address()}});
     }
-    Log(LogLevel::kInfo, "Controller started",
+    Log(LogLevel::kInfo, "Controller listens",
         {{"listen", rpc_->address()}, {"ops", ops_->address()}, {"heartbeats", receiver_->address()},
          {"version", options_.version}});
     return OkStatus();
