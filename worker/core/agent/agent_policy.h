@@ -14,7 +14,7 @@ struct AgentPolicy {
   size_t processes_max = 256;               // rank processes alive at once
   size_t gone_processes_max = 1024;         // remembered, so that a repeated spawn or kill is answered, not obeyed
   size_t connections_max = 512;             // of rank processes, accepted at once
-  int32_t lines_per_second_max = 50;        // forwarded per process; the log file has all
+  int32_t lines_per_second_max = 1000;       // forwarded per process; the log file has all
   uint64_t staging_bytes_max = uint64_t{8} << 30;  // that one rank may grow its staging memory to
   Duration hello_timeout = Seconds(10);     // without an answer to AgentHello the stream is opened again
   Duration refused_pause = Seconds(1);      // before registering anew after Refuse; doubles
