@@ -88,6 +88,37 @@ class ControllerLoss(EndToEndTest):
         self.finish(training)
         self.assert_no_committed_step_again(training)
 
+    def ledger_disk_fails(self, error):
+        cluster = self.cluster(servers=5, fail_disk="controller/data")
+        training = cluster.train(steps=500)
+        training.wait_step(5)
+        training.wait_standby()
+        before = training.pids()
+        cluster.disk_fails(error)
+        # A promise that cannot be made durable is not made.
+        late = cluster.everstep("submit", "--timeout", "3s", "--name", "late", "--servers", "1", "--opaque", "--", "/bin/sleep",
+                                "1", check=False)
+        self.assertNotEqual(late.returncode, 0, late.stdout)
+        step = training.step()
+        training.wait_step(step + 30, seconds=30)
+        self.assertIn("LedgerFailed", cluster.log_of("controller"), "a failing ledger must be said loudly")
+        cluster.disk_works()
+        cluster.restart("controller")
+        wait_until(lambda: training.state() == "RUNNING", 30, "the job is adopted", training.detail)
+        self.assert_pids_kept(before, training.pids())
+        training.wait_standby()
+        kill_process(before[1])
+        recovery = training.wait_recovered()[0]
+        self.assert_recovery(recovery, replaced={1})
+        self.finish(training)
+        self.assert_no_committed_step_again(training)
+
+    def test_ledger_disk_full_lets_jobs_run_and_makes_no_promise(self):
+        self.ledger_disk_fails("ENOSPC")
+
+    def test_ledger_sync_error_lets_jobs_run_and_makes_no_promise(self):
+        self.ledger_disk_fails("EIO")
+
 
 if __name__ == "__main__":
     unittest.main()

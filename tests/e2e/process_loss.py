@@ -120,6 +120,7 @@ class ProcessLoss(EndToEndTest):
         training = cluster.train("hide", servers=2, flags=("--opaque",), program=str(script), arguments=[cluster.folder])
         pids = wait_until(lambda: [int(p.read_text()) for p in cluster.folder.glob("grandchild.*") if p.read_text().strip()],
                           30, "the grandchildren run", training.detail)
+        wait_until(lambda: 0 in training.ranks(), 30, "rank 0 has its place", training.detail)
         victim = training.server_of(0)
         agent, root = cluster.pid_of(victim), cluster.root_of(victim)
 

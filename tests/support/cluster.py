@@ -95,11 +95,16 @@ def newest_step(folder):
 class Cluster:
     """A controller and servers as processes of their own, in a directory that is removed at the end."""
 
-    def __init__(self, servers=5, devices=1, policy=None, agent_arguments=()):
-        self.folder = Path(tempfile.mkdtemp(prefix="everstep-e2e-"))
+    def __init__(self, servers=5, devices=1, policy=None, agent_arguments=(), fail_disk=None):
+        self.folder = Path(os.path.realpath(tempfile.mkdtemp(prefix="everstep-e2e-")))
         self.directory = self.folder / "cluster"
         self.environment = dict(os.environ, HOME=str(self.folder), EVERSTEP_HOME=str(self.folder / "home"))
         self.environment.pop("EVERSTEP_CONTROLLER", None)
+        self._switch = self.folder / "disk-fails"
+        if fail_disk is not None:  # a folder below the cluster's whose disk can be made to fail
+            self.environment.update(LD_PRELOAD=str(BIN.parent / "lib" / "libeverstep_fail_disk.so"),
+                                    EVERSTEP_FAIL_DISK_SWITCH=str(self._switch),
+                                    EVERSTEP_FAIL_DISK_PREFIX=str(self.directory / fail_disk))
         self._trainings = []
         arguments = ["local", "up", "--servers", str(servers), "--devices", str(devices),
                      "--ready-timeout", f"{60 * SCALE:.0f}s"]
@@ -195,6 +200,16 @@ class Cluster:
     def add(self):
         return self.everstep("local", "add").stdout.split()[0].removeprefix("server/")
 
+    def disk_fails(self, error="ENOSPC"):
+        self._switch.with_suffix(".new").write_text(error + "\n")
+        self._switch.with_suffix(".new").rename(self._switch)
+
+    def disk_works(self):
+        self._switch.unlink(missing_ok=True)
+
+    def log_of(self, name):
+        return (self.directory / "logs" / f"{name}.log").read_text(errors="replace")
+
     # -- jobs
 
     def train(self, name="train", **options):
@@ -277,6 +292,9 @@ class Training:
 
     def step(self):
         return newest_step(self.step_logs)
+
+    def recovered_from_store(self):
+        return any("stored" in rank.get("from", "") for r in self.cluster.recoveries(self.name) for rank in r.get("ranks", []))
 
     def detail(self):
         err = self.notes.read_text(errors="replace")[-1500:]
