@@ -433,16 +433,16 @@ Result<int> LocalCluster::Kill(const std::string& name) {
   // A machine dies with its memory and disk at one instant. Stopping the tree first makes it look
   // so: nobody acts between the loss of the directory and the loss of the processes, and nothing is
   // left to read when recovery begins.
-  SignalTree(process->key, mark, SIGSTOP);
+  const size_t members = SignalTree(process->key, mark, SIGSTOP).size();
   const std::string grave = process->root + ".destroyed";
   std::error_code error;
   fs::remove_all(grave, error);
   fs::rename(process->root, grave, error);
-  const int killed = static_cast<int>(SignalTree(process->key, mark, SIGKILL).size());
+  SignalTree(process->key, mark, SIGKILL);
   WaitUntilGone(process->key, Seconds(5));
   fs::remove_all(grave, error);
   fs::remove_all(process->root, error);
-  return killed;
+  return static_cast<int>(members);
 }
 
 Result<int> LocalCluster::Pause(const std::string& name) {
