@@ -32,9 +32,9 @@ void PrintReference(const std::string& which) {
     }
     return;
   }
-  v1::ControllerConfig config;
-  config.set_data_directory("<required>");
-  for (const auto& [name, value] : DescribeConfig(WithDefaults(config))) fmt::print("| `{}` | `{}` |\n", name, value);
+  for (const ConfigField& field : ConfigReference()) {
+    fmt::print("| `{}` | `{}` | {} | {} |\n", field.name, field.standard, field.legal, field.meaning);
+  }
 }
 
 struct Flags {
@@ -102,7 +102,7 @@ int Run(const v1::ControllerConfig& config) {
     return Fail(start ? kExitUsage : kExitFailure, {shell.status().message()});
   }
   LogKeys effective;
-  for (auto& [name, value] : DescribeConfig(config)) effective.emplace_back(name.substr(0, name.find(' ')), value);
+  for (auto& entry : DescribeConfig(config)) effective.push_back(std::move(entry));
   Log(LogLevel::kInfo, "Configuration in effect", effective);
   int signal_number = 0;
   sigwait(&stop_signals, &signal_number);

@@ -60,7 +60,60 @@ bool IsLoopback(const std::string& host) {
   return host == "localhost" || host.rfind("127.", 0) == 0 || host == "::1" || host == "[::1]";
 }
 
+struct FieldText {
+  const char* name;
+  const char* legal;
+  const char* meaning;
+};
+
+constexpr FieldText kFieldTexts[] = {
+    {"data_directory", "a folder", "Holds the ledger; created when missing, used by one controller at a time"},
+    {"listen", "host:port", "Where agents and operators connect; port 0 takes any, see the file `endpoint` in the data directory"},
+    {"ops_listen", "host:port", "HTTP: /metrics, /livez, /readyz and a page for people"},
+    {"heartbeat_listen", "host:port", "UDP socket of heartbeats"},
+    {"heartbeat_address", "host:port", "Where agents send heartbeats, when that is not the address that is bound"},
+    {"allow_insecure", "true, false", "Serve without TLS on addresses other than loopback; logged at each start"},
+    {"log.format", "text, json", "One line per event on stderr"},
+    {"log.level", "debug, info, error", "Least level that is written"},
+    {"ledger.snapshot_records", "10 to 1000000", "Records after which the ledger is compacted"},
+    {"ledger.snapshot_bytes", "65536 to 1073741824", "Bytes of records after which the ledger is compacted"},
+    {"policy.heartbeat_interval", "20ms to 10s", "How often agents send a datagram"},
+    {"policy.lease", "100ms to 10m, at least 4 heartbeat intervals", "Silence after which a server may be replaced"},
+    {"policy.probe_timeout", "10ms to 30s", "How long a silent server's stream and port may stay mute"},
+    {"policy.recovery_budget", "1s to 1h", "From the fence to Resume; all timeouts of a recovery are derived from it"},
+    {"policy.process_start_timeout", "1s to 1h", "From spawn to Join, outside the budget when there is no standby"},
+    {"policy.adoption_grace", "200ms to 10m, at least 2 leases", "How long a restarted controller waits for agents to report"},
+    {"policy.mass_silence_hold", "200ms to 1h, at least 2 leases", "How long the controller stays frozen before it believes in a mass loss"},
+    {"policy.join_settle", "0s to 10m", "How long a first plan waits for more servers to register"},
+    {"policy.regrow_delay", "0s to 1h", "How long a new server must stay healthy before a job grows onto it"},
+    {"policy.servers_max", "1 to 100000", "Servers and agents' streams at once"},
+    {"policy.jobs_max", "1 to 100000", "Jobs that have not ended"},
+    {"policy.recoveries_kept", "1 to 200", "Timelines kept for `get recoveries`"},
+    {"policy.events_kept", "1 to 100000", "Events kept for `get events`"},
+    {"policy.collect_timeout", "derived", "Budget / 20: answers of survivors"},
+    {"policy.assign_timeout", "derived", "Budget / 4: from Assign to Connected"},
+    {"policy.restore_timeout", "derived", "Budget / 2: state back in memory"},
+    {"policy.resume_timeout", "derived", "Budget / 8: from ready to stepping"},
+};
+
 }  // namespace
+
+std::vector<ConfigField> ConfigReference() {
+  v1::ControllerConfig config;
+  config.set_data_directory("<required>");
+  std::vector<ConfigField> out;
+  for (const auto& [name, value] : DescribeConfig(WithDefaults(config))) {
+    ConfigField field{name, value, "", ""};
+    for (const FieldText& text : kFieldTexts) {
+      if (name == text.name) {
+        field.legal = text.legal;
+        field.meaning = text.meaning;
+      }
+    }
+    out.push_back(std::move(field));
+  }
+  return out;
+}
 
 LoadedConfig LoadControllerConfig(const std::string& path) {
   const auto text = ReadSmallFile(path);
@@ -164,7 +217,9 @@ std::vector<std::pair<std::string, std::string>> DescribeConfig(const v1::Contro
                                                                   : "info"},
       {"ledger.snapshot_records", fmt::format("{}", config.ledger().snapshot_records())},
       {"ledger.snapshot_bytes", fmt::format("{}", config.ledger().snapshot_bytes())}};
-  for (const auto& [name, value] : DescribePolicy(PolicyOf(config))) out.emplace_back("policy." + name, value);
+  for (const auto& [name, value] : DescribePolicy(PolicyOf(config))) {
+    out.emplace_back("policy." + name.substr(0, name.find(' ')), value);  // "lease", "assign_timeout (derived)"
+  }
   return out;
 }
 

@@ -39,4 +39,8 @@ Policy PolicyOf(const v1::ControllerConfig& config);
 // The effective table: every field with its value, derived timeouts included.
 std::vector<std::pair<std::string, std::string>> DescribeConfig(const v1::ControllerConfig& config);
 
+// The rows of docs/config.md: every field with default, legal values and meaning.
+struct ConfigField { std::string name, standard, legal, meaning; };
+std::vector<ConfigField> ConfigReference();
+
 }  // namespace everstep

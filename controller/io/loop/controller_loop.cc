@@ -195,9 +195,22 @@ void ControllerLoop::RunTimers() {
 void ControllerLoop::StepCore(const Event& event) {
   const Now before = parts_.clock();
   Effects effects = parts_.core->Step(event, before);
+  ReportPlanning(effects, parts_.clock().instant - before.instant);
   TakeEffects(std::move(effects));
   PerformReady();
   parts_.outputs->Stepped(parts_.clock().instant - before.instant);
+}
+
+void ControllerLoop::ReportPlanning(const Effects& effects, Duration duration) {
+  const bool planned = std::any_of(effects.begin(), effects.end(), [](const Effect& effect) {
+    const auto* measured = std::get_if<Measured>(&effect.body);
+    return measured != nullptr && measured->what == Measured::What::kPlan;
+  });
+  if (!planned) return;
+  Measured measured;
+  measured.what = Measured::What::kPlanDuration;
+  measured.seconds = ToSeconds(duration);
+  parts_.outputs->Measure(measured);
 }
 
 void ControllerLoop::TakeEffects(Effects effects) {

@@ -88,6 +88,8 @@ class ControllerLoop {
   void StepCore(const Event& event);
   void RunTimers();
   void StepQueued(bool drain_datagrams);
+  // The core has no clock: how long a plan took is measured here.
+  void ReportPlanning(const Effects& effects, Duration duration);
   void TakeEffects(Effects effects);
   void FlushAppends();
   void CompactIfDue();

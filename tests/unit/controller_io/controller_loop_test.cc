@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -322,6 +323,33 @@ TEST_F(ControllerLoopTest, AViewShowsWhatAnOperatorWasToldBefore) {
     ASSERT_TRUE(view.ok());
     EXPECT_EQ((*view)->term, Term(1 + i));
   }
+}
+
+TEST_F(ControllerLoopTest, TheTimeOfAPlanIsMeasuredAroundItsStep) {
+  struct Timed : RecordedOutputs {
+    void Measure(const Measured& effect) override {
+      const bool planned = effect.what == Measured::What::kPlanDuration && effect.seconds > 0;
+      Add(planned ? "plan duration" : "measured");
+    }
+  } timed;
+  auto core = std::make_unique<ScriptedCore>();
+  core->on_event = [](const Event&, ScriptedCore& c) -> Effects {
+    Measured plan;
+    plan.what = Measured::What::kPlan;
+    return {c.Now(plan)};
+  };
+  ControllerLoop::Parts parts;
+  parts.core = std::move(core);
+  parts.store = &store_;
+  parts.outputs = &timed;
+  parts.on_ledger_failure = [](const Status&) {};
+  ControllerLoop loop({}, std::move(parts));
+  loop.Start();
+  ASSERT_TRUE(loop.Post(Call(1)));
+  std::vector<std::string> seen = timed.Wait(2);
+  loop.Stop(Seconds(1));
+  std::sort(seen.begin(), seen.end());
+  EXPECT_EQ(seen, (std::vector<std::string>{"measured", "plan duration"}));
 }
 
 TEST_F(ControllerLoopTest, AfterStopNothingIsTaken) {

@@ -370,6 +370,16 @@ TEST(ControllerConfig, DefaultsAreLegalAndEqualThePolicy) {
   EXPECT_EQ(DescribePolicy(PolicyOf(config)), DescribePolicy(Policy()));
 }
 
+TEST(ControllerConfig, EveryFieldIsExplainedInTheReference) {
+  const std::vector<ConfigField> fields = ConfigReference();
+  EXPECT_GE(fields.size(), 20u);
+  for (const ConfigField& field : fields) {
+    EXPECT_NE(field.legal, "") << field.name;
+    EXPECT_NE(field.meaning, "") << field.name;
+    EXPECT_NE(field.standard, "") << field.name;
+  }
+}
+
 TEST(ControllerConfig, ReadsAFileAndKeepsWhatItSays) {
   const LoadedConfig loaded = ParseControllerConfig(
       "data_directory: /data\nlisten: 127.0.0.1:0\nlog: {format: json, level: debug}\n"
