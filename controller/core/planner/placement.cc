@@ -153,6 +153,9 @@ class Placer {
       placement_.message = fmt::format("Go on with {} of {} ranks, the global batch re-shared: {} spare devices for {} "
                                        "lost ranks", world, request_.world_wanted, request_.candidates.size(),
                                        request_.lost.size());
+      if (!request_.rivals.empty()) {
+        placement_.message += fmt::format("; the claim of job {} is higher (priority, then age)", request_.rivals.front());
+      }
     } else if (newcomers == 0) {
       placement_.reason = Reason::kMemberLost;
       placement_.message = "Form the same ranks anew";

@@ -57,6 +57,7 @@ struct PlacementRequest {
   std::vector<Incumbent> incumbents;
   std::vector<LostRank> lost;
   std::vector<Candidate> candidates;
+  std::vector<std::string> rivals;    // names of jobs in recovery whose claim on spares is higher
 };
 
 struct PlacedRank {
