@@ -132,7 +132,8 @@ void Supervisor::OnExit(ProcessId process) {
     before_exit_();
     deliver_(std::move(exited));
   };
-  pending->timer = loop_.At(noticed + options_.last_lines_wait, [tell]() mutable { tell({}); });
+  const Duration wait = info.si_code == CLD_EXITED ? options_.own_last_lines_wait : options_.last_lines_wait;
+  pending->timer = loop_.At(noticed + wait, [tell]() mutable { tell({}); });
   capture_->Finish(process, [tell](std::vector<std::string> lines) mutable { tell(std::move(lines)); });
 }
 

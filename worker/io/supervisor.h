@@ -31,6 +31,8 @@ struct SupervisorOptions {
   OutputCaptureLimits output;
   // Is given a duplicate of each process's staging memory, before the process starts. May be empty.
   std::function<void(const JobUid&, ProcessId, UniqueFd)> on_staging;
+  // A program that ends by itself has said why, and its last lines are worth waiting for; a kill must be told at once.
+  Duration own_last_lines_wait = Seconds(2);
   Duration last_lines_wait = Milliseconds(50);  // for the output of a dead process, before its exit is told without
 };
 
