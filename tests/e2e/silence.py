@@ -36,7 +36,7 @@ class Silence(EndToEndTest):
         self.assert_no_committed_step_again(training)
 
     def test_short_silence_is_forgiven(self):
-        cluster = self.cluster(servers=4, policy={"lease": "4s"})
+        cluster = self.cluster(servers=4, policy={"lease": "4s", "mass_silence_hold": "8s"})
         training = cluster.train(steps=250)
         training.wait_step(5)
         before, victim = training.pids(), training.server_of(1)
