@@ -50,6 +50,7 @@ Effects ControllerCore::Impl::Start(Now now) {
     server.registered_at = now_.instant;
   }
   if (anything) adoption_deadline_ = now_.instant + policy_.adoption_grace;
+  registered_by_ = now_.instant + policy_.adoption_grace;
   next_judgement_ = servers_.empty() ? kNever : now_.instant + policy_.adoption_grace;
   Note(NoticeLevel::kInfo, Reason::kNone, "Controller started", {}, nullptr,
        {{"term", std::to_string(ledger_.term.value)}, {"jobs", std::to_string(jobs_.size())}});

@@ -96,7 +96,7 @@ class ControllerCore::Impl {
   void Decide(JobRow& job);
   RecoveryInputs GatherInputs(JobRow& job);
   void TryPlan(JobRow& job);
-  PlacementRequest BuildRequest(JobRow& job, bool* foreign_of_higher);
+  PlacementRequest BuildRequest(JobRow& job, bool keep_draining, bool* foreign_of_higher);
   bool EveryShardHasSource(JobRow& job);
   void Amend(JobRow& job, const std::string& evidence);
   void SpawnPlanned(JobRow& job, ProcessRow& process);
@@ -163,6 +163,7 @@ class ControllerCore::Impl {
   uint64_t process_counter_ = 0;
   Instant next_judgement_ = kNever;  // Invariant: no server's verdict can change before it without a new fact
   Instant adoption_deadline_ = kNever;
+  Instant registered_by_{};          // servers that only the ledger knows are expected to connect until then
   bool dirty_ = false;               // something changed that Reconcile should look at
   bool frozen_ = false;
   Instant frozen_since_ = kNever;

@@ -151,7 +151,6 @@ void ControllerCore::Impl::Handle(ServerRow& server, const ProcessJoined& fact) 
   process->started = process->joined = process->reported = true;
   process->pid = fact.pid;
   process->mesh_address = fact.mesh_address;
-  job->standby_failures = 0;
   dirty_ = true;
   if (job->stage == JobStage::kGathering) CheckGathered(*job);
 }

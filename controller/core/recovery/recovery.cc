@@ -232,7 +232,7 @@ void ControllerCore::Impl::Amend(JobRow& job, const std::string& evidence) {
   TryPlan(job);
 }
 
-PlacementRequest ControllerCore::Impl::BuildRequest(JobRow& job, bool* foreign_of_higher) {
+PlacementRequest ControllerCore::Impl::BuildRequest(JobRow& job, bool keep_draining, bool* foreign_of_higher) {
   const JobEntry& entry = Entry(job);
   PlacementRequest request;
   request.pipeline_stages = entry.spec.pipeline_stages;
@@ -246,7 +246,7 @@ PlacementRequest ControllerCore::Impl::BuildRequest(JobRow& job, bool* foreign_o
     if (process.exited || process.excluded || process.kill_sent) continue;
     const bool source = ActionFor(job.inputs, s.report, entry.recovery_point.step) != SurvivorAction::kFetch;
     const Incumbent incumbent{process.id, process.rank, process.server, process.device, process.shard, source};
-    if (Draining(process.server)) {
+    if (Draining(process.server) && !keep_draining) {
       leaving.push_back(incumbent);
       continue;
     }
@@ -268,6 +268,7 @@ PlacementRequest ControllerCore::Impl::BuildRequest(JobRow& job, bool* foreign_o
   size_t claimed = 0;  // devices that jobs with a higher claim are about to need
   for (auto& [uid, other] : jobs_) {
     if (uid == job.uid || !HigherClaim(other, job)) continue;
+    if (other.stage != JobStage::kRunning && other.stage != JobStage::kAdopting) request.rivals.push_back(Entry(other).spec.name);
     if (other.stage == JobStage::kCollecting || other.stage == JobStage::kWaiting || other.stage == JobStage::kPreparing) {
       claimed += static_cast<size_t>(MissingRanks(other));
     }
@@ -328,16 +329,26 @@ void ControllerCore::Impl::TryPlan(JobRow& job) {
   const JobEntry& entry = Entry(job);
   const Generation generation = entry.fenced;
   bool contended = false;
-  const PlacementRequest request = BuildRequest(job, &contended);
+  PlacementRequest request = BuildRequest(job, false, &contended);
   PlacementResult result = Place(request);
+  if (!result.placement) {
+    // Rather than park the job, a draining server serves on; its ranks move when there is a place.
+    request = BuildRequest(job, true, &contended);
+    result = Place(request);
+  }
   const bool first_start = entry.resumed.value == 0;
   // A first start, or a plan that would shrink, waits a moment for servers that are just registering or being reaped.
   if (result.placement && static_cast<int32_t>(result.placement->ranks.size()) < request.world_wanted) {
     const Instant settle = (first_start ? job.submitted_at : job.stage_since) + policy_.join_settle;
     const bool wait = first_start ? now_.instant < settle : contended && now_.instant < job.stage_since + kContention;
-    if (wait) {
+    // After a restart the spares report a moment later than the members.
+    const bool registering = !first_start && now_.instant < registered_by_ &&
+                             std::any_of(servers_.begin(), servers_.end(), [](const auto& s) {
+                               return !s.second.dead && !s.second.session;
+                             });
+    if (wait || registering) {
       if (job.stage != JobStage::kWaiting) SetStage(job, JobStage::kWaiting, kNever);
-      job.deadline = first_start ? settle : job.stage_since + kContention;
+      job.deadline = registering ? registered_by_ : first_start ? settle : job.stage_since + kContention;
       job.reason = Reason::kWaitingForCapacity;
       return;
     }
@@ -613,6 +624,7 @@ void ControllerCore::Impl::CloseRecovery(JobRow& job, const std::string& outcome
   job.proofs.clear();
   job.lost.clear();
   job.retries = 0;
+  job.standby_failures = 0;
   job.failure_counted = false;
   const JobEntry& entry = Entry(job);
   job.regrow_at = kNever;
@@ -715,6 +727,8 @@ void ControllerCore::Impl::OnStageDeadline(JobRow& job) {
         if ((restoring ? process.ready : process.connected) == entry.fenced || process.exited) continue;
         late += fmt::format("{}rank {} on {}", late.empty() ? "" : ", ", r.rank.value, r.server.value);
         if (job.retries > 1) {
+          // First its process is the suspect, then its server.
+          if (job.retries > 2) job.banned.insert(r.server);
           process.excluded = true;
           RememberLost(job, process);
           Kill(process, Duration(0));
