@@ -44,8 +44,17 @@ void ChunkRegistry::AddReference(const ChunkName& name) {
   ++live_[name];
   // A name that was condemned while an earlier intent held it stays out of by_content_: the name is alive for the
   // manifests that refer to it, and nobody else takes it up.
-  if (condemned_.contains(name)) return;
+  if (condemned_.contains(name) || distrusted_.contains(name)) return;
   by_content_.try_emplace({name.hash, name.bytes}, name);
+}
+
+void ChunkRegistry::Distrust(const ChunkName& name) {
+  if (!live_.contains(name)) return;
+  distrusted_.insert(name);
+  if (const auto found = by_content_.find({name.hash, name.bytes});
+      found != by_content_.end() && found->second == name) {
+    by_content_.erase(found);
+  }
 }
 
 void ChunkRegistry::DropReference(const ChunkName& name) {
@@ -53,6 +62,7 @@ void ChunkRegistry::DropReference(const ChunkName& name) {
   EVERSTEP_CHECK(found != live_.end());
   if (--found->second > 0) return;
   live_.erase(found);
+  distrusted_.erase(name);
   Condemn(name);
 }
 

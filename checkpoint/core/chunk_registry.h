@@ -59,6 +59,9 @@ class ChunkRegistry {
   void AddReference(const ChunkName& name);
   void DropReference(const ChunkName& name);
 
+  // The chunk was found damaged: no later Choose gives this name. Manifests that refer to it keep their references.
+  void Distrust(const ChunkName& name);
+
   // Condemned names that may be deleted now: every intent opened before they were condemned has closed and none of
   // those referred to them. Each is returned once; names that such an intent did commit are alive again, and said
   // so by `references`.
@@ -78,7 +81,8 @@ class ChunkRegistry {
   Epoch next_;
   std::map<Epoch, std::set<ChunkName>> intents_;  // open ones, with the names they chose
   std::map<ChunkName, uint64_t> live_;            // referenced by manifests; Invariant: counts are above 0
-  std::map<Content, ChunkName> by_content_;       // Invariant: values are keys of live_ and not condemned
+  std::map<Content, ChunkName> by_content_;       // Invariant: values are in live_, not condemned, not distrusted
+  std::set<ChunkName> distrusted_;                // Invariant: keys of live_
   std::map<ChunkName, Epoch> condemned_;          // with the first epoch opened after the condemnation
 };
 

@@ -381,7 +381,10 @@ CustodyEffects SnapshotCustody::Assigned(const JobUid& uid, Generation generatio
 CustodyEffects SnapshotCustody::Release(const JobUid& uid, bool keep_stored) {
   CustodyEffects effects;
   const auto entry = jobs_.find(uid);
-  if (entry == jobs_.end()) return effects;
+  if (entry == jobs_.end()) {
+    effects.push_back(ForgetJob{uid});  // a generation may be known of a job that never had a copy here
+    return effects;
+  }
   Job& job = entry->second;
   std::set<ProcessId> segments = job.gone;
   for (const auto& [slot, copy] : job.staged) segments.insert(slot.process);

@@ -192,6 +192,8 @@ class SnapshotKeeper::Impl final : public TransferSource {
   std::unique_ptr<asio::thread_pool> verify_pool_;
   std::unique_ptr<asio::thread_pool> peer_pool_;
   std::unique_ptr<asio::thread_pool> disk_pool_;  // of one thread: copies and deletes in their order
+  // Apart from restores: two servers that restore from each other's stores must not wait for each other.
+  std::unique_ptr<asio::thread_pool> load_pool_;
   std::thread loop_thread_;
 };
 
@@ -203,7 +205,8 @@ Status SnapshotKeeper::Impl::Begin() {
   }
   loop_ = std::make_unique<asio::io_context>(1);
   loop_guard_.emplace(loop_->get_executor());
-  restore_pool_ = std::make_unique<asio::thread_pool>(2);
+  restore_pool_ = std::make_unique<asio::thread_pool>(4);
+  load_pool_ = std::make_unique<asio::thread_pool>(1);
   verify_pool_ = std::make_unique<asio::thread_pool>(1);
   peer_pool_ = std::make_unique<asio::thread_pool>(2);
   disk_pool_ = std::make_unique<asio::thread_pool>(1);
@@ -218,13 +221,13 @@ void SnapshotKeeper::Impl::Stop() {
   if (loop_ == nullptr) return;
   stop_.request_stop();
   if (server_ != nullptr) server_->Stop();  // no OpenTransfer from here on
-  for (const auto* pool : {&restore_pool_, &verify_pool_, &peer_pool_, &disk_pool_}) (*pool)->stop();
-  for (const auto* pool : {&restore_pool_, &verify_pool_, &peer_pool_, &disk_pool_}) (*pool)->join();
+  for (const auto* pool : {&restore_pool_, &verify_pool_, &peer_pool_, &disk_pool_, &load_pool_}) (*pool)->stop();
+  for (const auto* pool : {&restore_pool_, &verify_pool_, &peer_pool_, &disk_pool_, &load_pool_}) (*pool)->join();
   loop_guard_.reset();
   loop_->stop();
   if (loop_thread_.joinable()) loop_thread_.join();
   // Queued work owns sessions of the server: it goes before the server does.
-  for (auto* pool : {&restore_pool_, &verify_pool_, &peer_pool_, &disk_pool_}) pool->reset();
+  for (auto* pool : {&restore_pool_, &verify_pool_, &peer_pool_, &disk_pool_, &load_pool_}) pool->reset();
   loop_.reset();
   server_.reset();
 }
@@ -390,14 +393,17 @@ Result<MemoryCopy> SnapshotKeeper::Impl::FetchWithRetry(const JobUid& job, Gener
                                                         const SnapshotSource& source, const Digest128& digest) {
   const TransferRequest request{job, generation, source.state, source.shard, source.tier, digest};
   const auto give_up = std::chrono::steady_clock::now() + options_.retry_timeout;
-  for (;;) {
+  for (int connects_failed = 0;;) {
+    FetchProgress progress;
     Result<FetchedSnapshot> fetched =
-        FetchSnapshot(source.transfer_address, request, options_.fetch, stop_.get_token());
+        FetchSnapshot(source.transfer_address, request, options_.fetch, stop_.get_token(), &progress);
+    if (!progress.connected) ++connects_failed;
     if (fetched.ok()) {
       bytes_fetched_.fetch_add(fetched->info.bytes);
       return MemoryCopy{fetched->info, std::move(fetched->tensors), std::move(fetched->region)};
     }
     if (fetched.status().code() != StatusCode::kUnavailable || stop_.stop_requested() ||
+        connects_failed >= options_.connects_max ||
         std::chrono::steady_clock::now() + options_.retry_interval > give_up) {
       return fetched.status();
     }
@@ -652,7 +658,7 @@ void SnapshotKeeper::Impl::OpenStored(const TransferRequest& request, std::share
     return done(std::move(opened));
   }
   ++loads_;
-  asio::post(*restore_pool_, [this, request, pin = std::move(pin), opened = std::move(opened),
+  asio::post(*load_pool_, [this, request, pin = std::move(pin), opened = std::move(opened),
                               done = std::move(done)]() mutable {
     Candidate candidate;
     candidate.source = {options_.self, SnapshotTier::kStored, "", request.state, request.shard};

@@ -2,8 +2,8 @@
 // store; serves them to other agents and provides them to ranks. The agent (worker/io) calls it from its loop thread
 // and gets its answers on the keeper's own thread, from where it posts them to its loop.
 //
-// Threads: one loop that owns the rules (SnapshotCustody) and all bookkeeping; workers for restores (2), verifying what
-// was staged (1), copies of peers (2) and the disk (1); one for serving peers. Thread-safe: every public method may be called on any
+// Threads: one loop that owns the rules (SnapshotCustody) and all bookkeeping; workers for restores (4), verifying what
+// was staged (1), copies of peers (2), writing to the disk (1) and reading from it for peers (1); one that serves. Thread-safe: every public method may be called on any
 // thread, also from a callback, except the destructor. No lock is held across a callback.
 #pragma once
 
@@ -43,7 +43,8 @@ class SnapshotKeeper {
     FetchOptions fetch;
     size_t loads_max = 4;                          // stored copies being read into memory to serve peers
     Duration retry_interval = Milliseconds(20);    // after UNAVAILABLE
-    Duration retry_timeout = Seconds(2);           // for one source
+    Duration retry_timeout = Seconds(2);           // for one source that answers
+    int connects_max = 2;                          // for one that can't be reached: it is dead, others are not
   };
   struct Callbacks {
     // A verified copy is held; `slot` is meaningful for a staged one. Said again when the request comes again.

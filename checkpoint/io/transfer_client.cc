@@ -100,10 +100,11 @@ class Connection {
   asio::steady_timer timer_;
 };
 
-Result<TransferResponse> ReadResponse(Connection& connection, const std::string& address,
+Result<TransferResponse> ReadResponse(Connection& connection, const std::string& address, SnapshotTier tier,
                                       const FetchOptions& options) {
   std::array<char, kTransferFrameBytes> frame{};
-  EVERSTEP_RETURN_IF_ERROR(connection.Read(frame.data(), frame.size(), options.answer_timeout));
+  const Duration timeout = tier == SnapshotTier::kStored ? options.stored_answer_timeout : options.answer_timeout;
+  EVERSTEP_RETURN_IF_ERROR(connection.Read(frame.data(), frame.size(), timeout));
   const Result<size_t> body_bytes = DecodeResponseFrame({frame.data(), frame.size()});
   if (!body_bytes.ok()) return Internal(fmt::format("{}: {}", address, body_bytes.status().message()));
   std::string body(*body_bytes, '\0');
@@ -116,11 +117,13 @@ Result<TransferResponse> ReadResponse(Connection& connection, const std::string&
 }  // namespace
 
 Result<FetchedSnapshot> FetchSnapshot(const std::string& address, const TransferRequest& request,
-                                      const FetchOptions& options, std::stop_token stop) {
+                                      const FetchOptions& options, std::stop_token stop,
+                                      FetchProgress* progress) {
   Connection connection(address, std::move(stop));
   EVERSTEP_RETURN_IF_ERROR(connection.Connect(options.connect_timeout, options.stall_timeout));
+  if (progress != nullptr) progress->connected = true;
   EVERSTEP_RETURN_IF_ERROR(connection.Write(EncodeTransferRequest(request), options.stall_timeout));
-  EVERSTEP_ASSIGN_OR_RETURN(TransferResponse response, ReadResponse(connection, address, options));
+  EVERSTEP_ASSIGN_OR_RETURN(TransferResponse response, ReadResponse(connection, address, request.tier, options));
   if (!response.status.ok()) return response.status;
   const SnapshotInfo& info = response.info;
   if (info.state != request.state || info.shard != request.shard) {

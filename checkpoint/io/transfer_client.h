@@ -18,8 +18,14 @@ namespace everstep::checkpoint {
 struct FetchOptions {
   uint64_t bytes_max = uint64_t{64} << 30;  // a snapshot said to be larger is refused
   Duration connect_timeout = Seconds(2);
-  Duration answer_timeout = Seconds(30);    // a stored copy is read from disk before the answer
-  Duration stall_timeout = Seconds(10);     // for one MiB
+  Duration answer_timeout = Seconds(2);     // copies in memory are answered at once
+  Duration stored_answer_timeout = Seconds(30);  // a stored copy is read from disk before the answer
+  Duration stall_timeout = Seconds(3);      // for one MiB
+};
+
+// How far a fetch came, for whoever decides whether to try again.
+struct FetchProgress {
+  bool connected = false;
 };
 
 struct FetchedSnapshot {
@@ -36,6 +42,7 @@ struct FetchedSnapshot {
 //   FAILED_PRECONDITION: the copy has another digest than the request. INTERNAL: the server does not speak the
 //   protocol. CANCELLED: stopped.
 Result<FetchedSnapshot> FetchSnapshot(const std::string& address, const TransferRequest& request,
-                                      const FetchOptions& options, std::stop_token stop = {});
+                                      const FetchOptions& options, std::stop_token stop = {},
+                                      FetchProgress* progress = nullptr);
 
 }  // namespace everstep::checkpoint

@@ -307,6 +307,7 @@ Status RocksDbStore::PutChecked(const JobUid& job, ShardManifest manifest, std::
   const std::string key = ManifestKey(job, manifest.info.state, manifest.info.shard);
   Epoch intent;
   std::vector<NewChunk> missing;
+  std::set<ChunkName> reused;
   {
     const std::lock_guard lock(mutex_);
     if (const Result<ShardManifest> before = Load(key); before.ok()) {
@@ -327,14 +328,42 @@ Status RocksDbStore::PutChecked(const JobUid& job, ShardManifest manifest, std::
       const auto chunk = bytes.subspan(at, std::min(kChunkBytes, bytes.size() - at));
       const auto [name, must_write] = registry_.Choose(intent, hash, chunk.size());
       manifest.chunks.push_back(name);
-      if (must_write) missing.push_back({name, chunk});
+      if (must_write) {
+        missing.push_back({name, chunk});
+      } else if (name.birth != intent) {
+        reused.insert(name);
+      }
       at += chunk.size();
+    }
+  }
+  // What others wrote is promised anew, so it is read again first; a damaged one is written under another name.
+  for (const ChunkName& name : reused) {
+    if (ChunkIsGood(name)) continue;
+    const std::lock_guard lock(mutex_);
+    registry_.Distrust(name);
+    size_t at = 0;
+    for (ChunkName& chosen : manifest.chunks) {
+      const uint64_t size = chosen.bytes;
+      if (chosen == name) {
+        const auto choice = registry_.Choose(intent, name.hash, name.bytes);
+        if (choice.must_write) missing.push_back({choice.name, bytes.subspan(at, size)});
+        chosen = choice.name;
+      }
+      at += size;
     }
   }
   Status status = WriteChunks(intent, missing);
   if (status.ok()) status = Commit(key, manifest, intent);
   if (!status.ok()) Abandon(intent, missing);
   return status;
+}
+
+bool RocksDbStore::ChunkIsGood(const ChunkName& name) {
+  rocksdb::ReadOptions read;
+  read.fill_cache = false;
+  rocksdb::PinnableSlice value;
+  return db_->Get(read, chunks_, ChunkKey(name), &value).ok() && value.size() == name.bytes &&
+         DigestOf(AsBytes(value)) == name.hash;
 }
 
 Status RocksDbStore::WriteChunks(Epoch intent, std::vector<NewChunk> chunks) {

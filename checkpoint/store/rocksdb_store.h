@@ -73,6 +73,7 @@ class RocksDbStore final : public SnapshotStore {
     ChunkName name;
     std::span<const std::byte> bytes;
   };
+  bool ChunkIsGood(const ChunkName& name);
   Status WriteChunks(Epoch intent, std::vector<NewChunk> chunks);
   Status IngestChunks(Epoch intent, const std::vector<NewChunk>& chunks);
   Status Commit(const std::string& key, const ShardManifest& manifest, Epoch intent);

@@ -2,7 +2,9 @@
 
 #include <fcntl.h>
 
+#include <filesystem>
 #include <map>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -17,7 +19,7 @@ class SnapshotKeeperService final : public SnapshotService {
   SnapshotKeeperService(Handler handler, std::string host) : handler_(std::move(handler)), host_(std::move(host)) {}
 
   Status Start(const SnapshotKeeperServiceOptions& options) {
-    EVERSTEP_ASSIGN_OR_RETURN(store_, checkpoint::RocksDbStore::Open(options.store_directory));
+    EVERSTEP_RETURN_IF_ERROR(OpenStore(options.store_directory));
     checkpoint::SnapshotKeeper::Options keeper;
     keeper.self = options.server;
     keeper.transfer_address = fmt::format("{}:0", options.host);
@@ -71,6 +73,32 @@ class SnapshotKeeperService final : public SnapshotService {
   std::string transfer_address() const override { return fmt::format("{}:{}", host_, keeper_->transfer_port()); }
 
  private:
+  // A disk that is full or damaged must not keep a server from training: it goes on with an empty store, or without
+  // one, and says so. A directory that is locked or forbidden is a mistake of whoever started us, and refused.
+  Status OpenStore(const std::string& directory) {
+    auto opened = checkpoint::RocksDbStore::Open(directory);
+    if (opened.status().code() == StatusCode::kDataLoss) {
+      const std::string aside = directory + ".damaged";
+      const std::string message = opened.status().message() + "; moved to " + aside;
+      std::error_code error;
+      std::filesystem::remove_all(aside, error);  // one is kept, for whoever wants to look
+      std::filesystem::rename(directory, aside, error);
+      if (error) return opened.status();
+      handler_.on_fact(StorageTroubled{Reason::kStorageCorrupt, message});
+      opened = checkpoint::RocksDbStore::Open(directory);
+    }
+    if (opened.ok()) {
+      store_ = std::move(*opened);
+      return OkStatus();
+    }
+    const StatusCode code = opened.status().code();
+    if (code != StatusCode::kResourceExhausted && code != StatusCode::kUnavailable) return opened.status();
+    handler_.on_fact(StorageTroubled{
+        code == StatusCode::kResourceExhausted ? Reason::kStorageFull : Reason::kStorageFailed,
+        opened.status().message() + "; this server stores no snapshots until it is started again"});
+    return OkStatus();
+  }
+
   const Handler handler_;
   const std::string host_;
   std::map<ProcessId, UniqueFd> staging_;               // of processes that live; the agent's loop only

@@ -19,7 +19,7 @@ class SnapshotService {
  public:
   // Called on any thread.
   struct Handler {
-    std::function<void(Fact)> on_fact;  // SnapshotHeld, SnapshotLost
+    std::function<void(Fact)> on_fact;  // SnapshotHeld, SnapshotLost, StorageTroubled
     std::function<void(ProcessId, SnapshotProvided, UniqueFd)> on_loaded;
     std::function<void(ProcessId, SnapshotUnavailable)> on_load_failed;
   };

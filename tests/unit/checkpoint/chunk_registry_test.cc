@@ -85,6 +85,24 @@ TEST(ChunkRegistry, CondemnsWhatAnAbandonedIntentWrote) {
   EXPECT_TRUE(registry.TakeDeletable().empty());
 }
 
+TEST(ChunkRegistry, GivesADamagedChunkToNobodyElse) {
+  ChunkRegistry registry(Epoch(1));
+  const Epoch first = registry.OpenIntent();
+  const auto a = registry.Choose(first, Hash(1), 10);
+  registry.Commit(first, std::vector{a.name});
+  registry.Distrust(a.name);
+  const Epoch second = registry.OpenIntent();
+  const auto b = registry.Choose(second, Hash(1), 10);
+  EXPECT_TRUE(b.must_write);
+  registry.Commit(second, std::vector{b.name});
+  EXPECT_EQ(registry.references(a.name), 1u);
+  const Epoch third = registry.OpenIntent();
+  EXPECT_EQ(registry.Choose(third, Hash(1), 10).name, b.name);
+  registry.Abandon(third);
+  registry.DropReference(a.name);
+  EXPECT_EQ(registry.TakeDeletable(), std::vector{a.name});
+}
+
 // Random interleavings of puts, drops and sweeps over a disk whose deletes land as late as they like: no live
 // manifest may ever refer to a chunk that is not there.
 TEST(ChunkRegistry, NoManifestReadsADeletedChunkHoweverLateDeletesLand) {

@@ -1,6 +1,7 @@
 // What only a store on a real disk can do: survive, be full, be damaged, be locked.
 #include "checkpoint/store/rocksdb_store.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -84,19 +85,12 @@ TEST(RocksDbStore, DeletingGivesTheDiskItsSpaceBack) {
   EXPECT_TRUE(store->Get(kJob, {Step(2), Generation(1)}, ShardIndex(0)).ok());
 }
 
-TEST(RocksDbStore, AFlippedBitOnTheDiskIsDetected) {
-  const TemporaryDirectory directory;
-  const Sample sample = SampleOf(1, RandomBytes(1, 6 * kChunkBytes));
-  const Sample other = SampleOf(2, RandomBytes(2, 6 * kChunkBytes));
-  {
-    const auto store = MustOpen(directory.path());
-    ASSERT_TRUE(Put(*store, sample).ok());
-    ASSERT_TRUE(Put(*store, other).ok());
-  }
-  // Find the second chunk of the sample in the directory's files and flip one bit in its middle.
-  const std::string needle(reinterpret_cast<const char*>(sample.bytes.data()) + kChunkBytes + kChunkBytes / 2, 64);
+// Flips one bit in the middle of a chunk of the sample, wherever it lies in the directory. The store must be closed.
+int FlipBitOfChunk(const std::string& path, const Sample& sample, size_t chunk) {
+  const std::string needle(reinterpret_cast<const char*>(sample.bytes.data()) + chunk * kChunkBytes + kChunkBytes / 2,
+                           64);
   int flipped = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
     if (entry.path().extension() != ".sst") continue;
     std::string content = ReadFile(entry.path().string());
     const size_t at = content.find(needle);
@@ -105,13 +99,44 @@ TEST(RocksDbStore, AFlippedBitOnTheDiskIsDetected) {
     std::ofstream(entry.path(), std::ios::binary) << content;
     ++flipped;
   }
-  ASSERT_EQ(flipped, 1);
+  return flipped;
+}
+
+TEST(RocksDbStore, AFlippedBitOnTheDiskIsDetected) {
+  const TemporaryDirectory directory;
+  const Sample sample = SampleOf(1, RandomBytes(1, 9 * kChunkBytes));
+  const Sample other = SampleOf(2, RandomBytes(2, 9 * kChunkBytes));
+  {
+    const auto store = MustOpen(directory.path());
+    ASSERT_TRUE(Put(*store, sample).ok());
+    ASSERT_TRUE(Put(*store, other).ok());
+  }
+  ASSERT_EQ(FlipBitOfChunk(directory.path(), sample, 1), 1);
   const auto store = MustOpen(directory.path());
   ASSERT_NE(store, nullptr);
   const auto got = store->Get(kJob, sample.info.state, sample.info.shard);
   EXPECT_EQ(got.status().code(), StatusCode::kDataLoss) << got.status().ToString();
   EXPECT_EQ(got.status().message().find('\n'), std::string::npos);
   EXPECT_TRUE(store->Get(kJob, other.info.state, other.info.shard).ok());
+}
+
+TEST(RocksDbStore, ADamagedChunkIsNotSharedWithALaterSnapshot) {
+  const TemporaryDirectory directory;
+  const Sample sample = SampleOf(1, RandomBytes(1, 9 * kChunkBytes));
+  {
+    const auto store = MustOpen(directory.path());
+    ASSERT_TRUE(Put(*store, sample).ok());
+  }
+  ASSERT_EQ(FlipBitOfChunk(directory.path(), sample, 3), 1);
+  const Sample later = SampleOf(2, sample.bytes);
+  const auto store = MustOpen(directory.path());
+  ASSERT_NE(store, nullptr);
+  ASSERT_TRUE(Put(*store, later).ok());
+  EXPECT_EQ(store->chunk_count(), 10u);  // the damaged one and its replacement
+  EXPECT_TRUE(store->Get(kJob, later.info.state, later.info.shard).ok());
+  EXPECT_EQ(store->Get(kJob, sample.info.state, sample.info.shard).status().code(), StatusCode::kDataLoss);
+  ASSERT_TRUE(store->Delete(kJob, sample.info.state, sample.info.shard).ok());
+  EXPECT_TRUE(store->Get(kJob, later.info.state, later.info.shard).ok());
 }
 
 TEST(RocksDbStore, ALockedDirectoryIsAOneLineError) {
@@ -208,7 +233,7 @@ TEST(RocksDbStore, APutThatIsKilledIsWholeOrInvisible) {
     ASSERT_EQ(byte, 'r');
     // Kill it inside its second put: after the first, plus a little that differs from round to round.
     ASSERT_EQ(read(ready[0], &byte, 1), 1);
-    usleep(static_cast<useconds_t>(round * 700));
+    for (int i = 0; i < round * 300; ++i) sched_yield();
     kill(child, SIGKILL);
     ASSERT_EQ(waitpid(child, nullptr, 0), child);
     close(ready[0]);

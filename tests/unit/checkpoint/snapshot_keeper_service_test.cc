@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <optional>
@@ -156,6 +157,29 @@ TEST(SnapshotKeeperService, ListsItsStoreAfterARestart) {
   EXPECT_EQ(held[0].first, kJob);
   EXPECT_EQ(held[0].second.tier, SnapshotTier::kStored);
   EXPECT_EQ(held[0].second.digest, DigestOf(bytes));
+}
+
+TEST(SnapshotKeeperService, ADamagedStoreIsSetAsideAndSaid) {
+  const TemporaryDirectory directory;
+  { Server server("s0", directory.path()); }
+  const std::string store = directory.path() + "/s0/store";
+  int damaged = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(store)) {
+    if (entry.path().filename().string().rfind("MANIFEST", 0) != 0) continue;
+    std::ofstream(entry.path(), std::ios::binary) << std::string(200, 'x');
+    ++damaged;
+  }
+  ASSERT_GE(damaged, 1);
+  Server server("s0", directory.path());
+  ASSERT_NE(server.service, nullptr);
+  ASSERT_TRUE(server.Waits([&] { return !server.facts.empty(); }));
+  const auto* troubled = std::get_if<StorageTroubled>(&server.facts[0]);
+  ASSERT_NE(troubled, nullptr);
+  EXPECT_EQ(troubled->reason, Reason::kStorageCorrupt);
+  EXPECT_NE(troubled->message.find(store), std::string::npos);
+  EXPECT_EQ(troubled->message.find('\n'), std::string::npos);
+  EXPECT_TRUE(std::filesystem::exists(store + ".damaged"));
+  EXPECT_TRUE(server.service->Held().empty());
 }
 
 TEST(SnapshotKeeperService, ADirectoryThatIsInUseIsAOneLineError) {
