@@ -129,8 +129,8 @@ class Session {
 
   // Blocks until this rank has a place in a generation and its memory is at the recovery point. All communicators of
   // the generation before are gone then.
-  // FAILED_PRECONDITION: the job ended. UNAVAILABLE: a static world lost a rank.
-  // INVALID_ARGUMENT: the program's layout or state does not fit.
+  // FAILED_PRECONDITION: the job ended, or a static world lost a rank. Any other code: what a callback of the program
+  // returned; the process should end.
   Result<Membership> Join();
 
   // REQUIRES: Join succeeded. References live until the next Join.

@@ -98,6 +98,7 @@ class Session::Impl : public client::CommunicatorObserver {
   Status CreateGroups(const Assignment& assignment, Rank rank);
   Status LayOut();
   session::Event Failed(Generation generation, const Status& status, Rank suspect = Rank(-1)) const;
+  session::Event OfProgram(Generation generation, const Status& status) const;
   bool Left(Generation generation) const;
   Membership MembershipLocked() const;
 

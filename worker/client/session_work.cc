@@ -71,6 +71,10 @@ session::Event Session::Impl::Failed(Generation generation, const Status& status
   return session::WorkFailed{generation, suspect, status};
 }
 
+session::Event Session::Impl::OfProgram(Generation generation, const Status& status) const {
+  return session::WorkFailed{generation, Rank(-1), status, true};
+}
+
 Status Session::Impl::LayOut() {
   if (!layout) return OkStatus();
   return layout(assignment_, assignment_.ranks[static_cast<size_t>(rank_.value)]);
@@ -86,7 +90,7 @@ session::Event Session::Impl::Do(const session::ConnectMesh& work) {
   rank_ = work.rank;
   const RestoreAction action = assignment_.ranks[static_cast<size_t>(rank_.value)].action;
   if (action == RestoreAction::kKeep || action == RestoreAction::kRollForward) {
-    if (const Status status = LayOut(); !status.ok()) return Failed(generation, status);
+    if (const Status status = LayOut(); !status.ok()) return OfProgram(generation, status);
   }
   if (const Status status = Connect(assignment_, rank_); !status.ok()) {
     const Rank suspect = world ? world->Suspect() : Rank(-1);
@@ -161,21 +165,21 @@ Status Session::Impl::CreateGroups(const Assignment& assignment, Rank rank) {
 }
 
 session::Event Session::Impl::Do(const session::RollForward& work) {
-  if (!apply) return Failed(work.generation, FailedPrecondition("rolling forward needs SetApply"));
-  if (const Status status = apply(work.step); !status.ok()) return Failed(work.generation, status);
+  if (!apply) return OfProgram(work.generation, FailedPrecondition("rolling forward needs SetApply"));
+  if (const Status status = apply(work.step); !status.ok()) return OfProgram(work.generation, status);
   return session::RolledForward{work.generation};
 }
 
 session::Event Session::Impl::Do(const session::InitializeState& work) {
-  if (const Status status = LayOut(); !status.ok()) return Failed(work.generation, status);
+  if (const Status status = LayOut(); !status.ok()) return OfProgram(work.generation, status);
   if (initialize) {
-    if (const Status status = initialize(); !status.ok()) return Failed(work.generation, status);
+    if (const Status status = initialize(); !status.ok()) return OfProgram(work.generation, status);
   }
   return session::RestoreDone{work.generation, 0};
 }
 
 session::Event Session::Impl::Do(const session::ReceiveState& work) {
-  if (const Status status = LayOut(); !status.ok()) return Failed(work.generation, status);
+  if (const Status status = LayOut(); !status.ok()) return OfProgram(work.generation, status);
   const auto me = std::find(work.chain.begin(), work.chain.end(), rank_);
   EVERSTEP_CHECK(me != work.chain.end());
   const Rank from = me == work.chain.begin() ? work.source : *std::prev(me);
@@ -233,7 +237,7 @@ session::Event Session::Impl::Do(const session::CopySnapshot& work) {
   }
   const Mapping mapping(fd, snapshot.bytes);
   if (fd >= 0) close(fd);
-  if (const Status status = LayOut(); !status.ok()) return Failed(snapshot.generation, status);
+  if (const Status status = LayOut(); !status.ok()) return OfProgram(snapshot.generation, status);
   if (mapping.bytes().size() != snapshot.bytes) {
     return Failed(snapshot.generation, DataLoss("the snapshot's file is shorter than its " +
                                                 std::to_string(snapshot.bytes) + " bytes"));

@@ -145,7 +145,16 @@ void DistributedTrainer<Scalar>::Announce(Step step) {
 }
 
 template <typename Scalar>
+Status DistributedTrainer<Scalar>::Warm() {
+  if (session_.is_static()) return OkStatus();  // its place is known at once
+  Assignment guess;
+  guess.micro_batch_count = static_cast<int32_t>(options_.micro_batch_count);
+  return LayOut(guess, RankAssignment());
+}
+
+template <typename Scalar>
 Result<TrainingResult> DistributedTrainer<Scalar>::Run() {
+  EVERSTEP_RETURN_IF_ERROR(Warm());
   while (true) {
     EVERSTEP_ASSIGN_OR_RETURN(place_, session_.Join());
     DiscardIfUndecided();

@@ -61,6 +61,9 @@ class DistributedTrainer {
     std::unique_ptr<GradientReducer<Scalar>> reducer;
   };
 
+  // Takes the memory of a whole model before a place is known, as most jobs have one stage: a standby
+  // then spends none of the recovery on it.
+  Status Warm();
   Status LayOut(const Assignment& assignment, const RankAssignment& mine);
   Status Register();
   Status Initialize();

@@ -495,6 +495,14 @@ TEST(SessionCoreTest, AMeshThatCannotBeMadeIsReportedAndWaitsForAFence) {
   EXPECT_TRUE(rig.Assigned(MakeAssignment(2, {}, RestoreAction::kInitialize)).Has<ConnectMesh>());
 }
 
+TEST(SessionCoreTest, WhatACallbackOfTheProgramSaysEndsJoin) {
+  Rig rig;
+  rig.Joined().Assigned(MakeAssignment(1, {}, RestoreAction::kInitialize)).Do(MeshConnected{Generation(1)});
+  rig.Do(WorkFailed{Generation(1), Rank(-1), InvalidArgument("no such layer"), true});
+  EXPECT_TRUE(rig.Answered(StatusCode::kInvalidArgument));
+  EXPECT_EQ(rig.Sent<RankFailed>()->code, StatusCode::kInvalidArgument);
+}
+
 TEST(SessionCoreTest, AStuckAbortEndsTheProcess) {
   Rig rig({.process = kProcess, .abort_confirm_max = Seconds(2)});
   rig.Stepping().Do(FenceRank{Generation(2)});

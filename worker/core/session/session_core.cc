@@ -308,11 +308,15 @@ void SessionCore::On(const WorkFailed& event, Instant now, Effects& out) {
   // A snapshot that turned out bad: the next copy. Memory is torn meanwhile, and the page says so.
   const bool try_next = stage_ == Stage::kRestoring && mine().action == RestoreAction::kFetchFromSnapshot;
   if (!EndWork(event.generation, out)) return;
-  if (try_next && ++source_index_ < mine().sources.size()) {
+  if (try_next && !event.by_program && ++source_index_ < mine().sources.size()) {
     RequestSnapshot(out);
     return;
   }
   FailAssignment(event.suspect, event.status, now, out);
+  if (event.by_program) {
+    in_join_ = false;
+    Answer(out, event.status);
+  }
 }
 
 void SessionCore::On(const MeshConnected& event, Instant, Effects& out) {

@@ -48,7 +48,12 @@ struct RestoreDone { Generation generation; uint64_t bytes = 0; };
 struct ServeDone { Generation generation; };
 struct DigestsAgreed { Generation generation; Digest128 shard_digest{}; };
 struct DigestsDiffer { Generation generation; std::string message; };
-struct WorkFailed { Generation generation; Rank suspect{-1}; Status status; };
+struct WorkFailed {
+  Generation generation;
+  Rank suspect{-1};
+  Status status;
+  bool by_program = false;           // a callback of the program said so: Join returns it
+};
 struct AbortConfirmed { Generation generation; };  // no call of that mesh can touch a buffer or cast a vote any more
 struct DeadlinePassed {};
 
