@@ -264,7 +264,7 @@ def layout(tree):
     for entry in sorted({f.split("/")[0] for f in tree.files}):
         if entry not in TOP_LEVEL and not entry.startswith("."):
             yield f"{entry}: top-level entry outside the fixed layout"
-    lists = "\n".join(tree.text(f) for f in tree.files if f.endswith("CMakeLists.txt"))
+    lists = "\n".join(tree.text(f) for f in tree.files if f.endswith(("CMakeLists.txt", ".cmake")))
     for name in tree.sources:
         if name.endswith(".cc") and Path(name).name not in lists:
             yield f"{name}: no CMakeLists.txt names it, so nothing builds it"

@@ -161,13 +161,14 @@ TEST_F(StaticWorldTest, WithoutRecoveryALostRankEndsTheOthersWithAnError) {
     _exit(98);
   };
   const std::string output = folder_ + "/rank-0.out";
+  ASSERT_EQ(mkfifo(output.c_str(), 0600), 0);
   const pid_t survivor = start(0, "1000000", output.c_str());
   const pid_t victim = start(1, "1000000", (folder_ + "/rank-1.out").c_str());
-  while (ReadFile(output).find("step 3 ") == std::string::npos) {
-    ASSERT_EQ(waitpid(survivor, nullptr, WNOHANG), 0) << "ended early";
-    usleep(1000);
-  }
+  std::ifstream lines(output);
+  std::string line;
+  while (line.rfind("step 3 ", 0) != 0) ASSERT_TRUE(std::getline(lines, line)) << "ended early";
   kill(victim, SIGKILL);
+  while (std::getline(lines, line)) {}
   int status = 0;
   waitpid(victim, &status, 0);
   EXPECT_EQ(waitpid(survivor, &status, 0), survivor);
