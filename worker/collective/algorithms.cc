@@ -42,6 +42,11 @@ Status Algorithms::Validate(const Operation& op) const {
   if (op.root.value < 0 || op.root.value >= transport_.size()) {
     return InvalidArgument(fmt::format("rank {} is not in a group of {}", op.root.value, size));
   }
+  if (op.kind == OperationKind::kSendReceive) {
+    const bool good = op.source.value >= 0 && op.source.value < transport_.size() && op.source.value != transport_.rank() &&
+                      op.root.value != transport_.rank() && op.send_counts.size() == 1 && op.receive_counts.size() == 1;
+    return good ? OkStatus() : InvalidArgument("SendReceive needs two other ranks and one count for each");
+  }
   if (!op.send_counts.empty() && op.send_counts.size() != size) return InvalidArgument("one send count per rank is needed");
   if (!op.receive_counts.empty() && op.receive_counts.size() != size) {
     return InvalidArgument("one receive count per rank is needed");
@@ -60,7 +65,8 @@ Status Algorithms::Validate(const Operation& op) const {
 
 Status Algorithms::Run(const Operation& op) {
   EVERSTEP_RETURN_IF_ERROR(Validate(op));
-  transport_.Begin({static_cast<uint8_t>(op.kind == OperationKind::kReceive ? OperationKind::kSend : op.kind),
+  const bool point_to_point = op.kind == OperationKind::kReceive || op.kind == OperationKind::kSendReceive;
+  transport_.Begin({static_cast<uint8_t>(point_to_point ? OperationKind::kSend : op.kind),
                     static_cast<uint8_t>(op.type), static_cast<uint8_t>(op.reduce)});
   Status status;
   switch (op.kind) {
@@ -77,6 +83,10 @@ Status Algorithms::Run(const Operation& op) {
       break;
     case OperationKind::kReceive:
       status = transport_.Exchange({}, {op.root.value, op.output, op.count * ElementBytes(op.type)});
+      break;
+    case OperationKind::kSendReceive:
+      status = transport_.Exchange({op.root.value, op.input, op.send_counts[0] * ElementBytes(op.type)},
+                                   {op.source.value, op.output, op.receive_counts[0] * ElementBytes(op.type)});
       break;
     case OperationKind::kBarrier: status = Barrier(); break;
   }

@@ -36,6 +36,7 @@ enum class OperationKind : uint8_t {
   kSend,
   kReceive,
   kBarrier,
+  kSendReceive,
 };
 
 // One operation. Which fields count depends on the kind; see the named methods of Communicator.
@@ -43,11 +44,12 @@ struct Operation {
   OperationKind kind = OperationKind::kBarrier;
   DataType type = DataType::kU8;
   ReduceOp reduce = ReduceOp::kSum;
-  Rank root{0};  // root of a rooted collective, or the peer of Send and Receive
+  Rank root{0};    // root of a rooted collective, or the peer of Send and Receive
+  Rank source{0};  // of SendReceive, whose destination is `root`
   const void* input = nullptr;
   void* output = nullptr;
   size_t count = 0;                          // in elements; ignored when the counts below are given
-  std::span<const size_t> send_counts = {};  // elements per rank, for uneven sizes
+  std::span<const size_t> send_counts = {};  // elements per rank, for uneven sizes; one count in SendReceive
   std::span<const size_t> receive_counts = {};
   void* stream = nullptr;  // device stream on which a device backend orders the operation; host backends ignore it
 };
@@ -169,12 +171,19 @@ class Communicator {
                    std::span<const size_t> receive_counts, DataType type) {
     return Run({.kind = OperationKind::kAllToAll, .type = type, .input = input, .output = output, .send_counts = send_counts, .receive_counts = receive_counts});
   }
-  // A send returns when the buffer may be reused, which says nothing about the receiver.
+  // A send returns when the buffer may be reused, which says nothing about the receiver; a large one waits for it. Two
+  // ranks that both send first may therefore wait for each other, also asynchronously, since operations keep their
+  // order: what is exchanged goes through SendReceive or AllToAll.
   Status Send(const void* input, size_t count, DataType type, Rank to) {
     return Run({.kind = OperationKind::kSend, .type = type, .root = to, .input = input, .count = count});
   }
   Status Receive(void* output, size_t count, DataType type, Rank from) {
     return Run({.kind = OperationKind::kReceive, .type = type, .root = from, .output = output, .count = count});
+  }
+  // Sends to one rank and receives from one (the same or another) at the same time.
+  Status SendReceive(const void* input, size_t send_count, Rank to, void* output, size_t receive_count, Rank from, DataType type) {
+    return Run({.kind = OperationKind::kSendReceive, .type = type, .root = to, .source = from, .input = input, .output = output,
+                .send_counts = {&send_count, 1}, .receive_counts = {&receive_count, 1}});
   }
   Status Barrier() { return Run({.kind = OperationKind::kBarrier}); }
 

@@ -320,6 +320,36 @@ TEST_P(Collectives, SendAndReceiveJoinAnyPairAndBarriersHoldEveryoneBack) {
   });
 }
 
+TEST_P(Collectives, SendReceiveExchangesMoreThanTheSocketsHold) {
+  if (size() < 2) return;
+  Everywhere([&](Communicator& communicator, size_t rank) {
+    const Rank to(static_cast<int32_t>((rank + 1) % ranks()));
+    const Rank from(static_cast<int32_t>((rank + ranks() - 1) % ranks()));
+    const Bytes message = Input(DataType::kU8, rank, (16 << 20) + rank);
+    const Bytes expected = Input(DataType::kU8, static_cast<size_t>(from.value), (16 << 20) + static_cast<size_t>(from.value));
+    Bytes got(expected.size());
+    ASSERT_EQ(communicator.SendReceive(message.data(), message.size(), to, got.data(), got.size(), from, DataType::kU8), OkStatus());
+    ASSERT_EQ(got, expected);
+    EXPECT_EQ(communicator.SendReceive(nullptr, 0, Rank(size()), nullptr, 0, from, DataType::kU8).code(), StatusCode::kInvalidArgument);
+  });
+}
+
+TEST_P(Collectives, LastMessageOfARankThatLeavesArrives) {
+  if (size() < 2) return;
+  Everywhere([&](Communicator& communicator, size_t rank) {
+    if (rank > 1) return;
+    const Bytes message = Input(DataType::kU8, 0, 24 << 20);  // more than the sockets hold
+    if (rank == 0) {
+      ASSERT_EQ(communicator.Send(message.data(), message.size(), DataType::kU8, Rank(1)), OkStatus());
+      communicators_[0].reset();
+    } else {
+      Bytes got(message.size());
+      ASSERT_EQ(communicator.Receive(got.data(), got.size(), DataType::kU8, Rank(0)), OkStatus());
+      ASSERT_EQ(got, message);
+    }
+  });
+}
+
 TEST_P(Collectives, AsynchronousOperationsRunInOrderAndCallBackOnce) {
   Everywhere([&](Communicator& communicator, size_t rank) {
     std::vector<std::vector<float>> buffers(20, std::vector<float>(10'000, static_cast<float>(rank)));

@@ -307,8 +307,10 @@ TEST(HostProcesses, KilledRankFreesAllSurvivorsAndIsNamed) {
     const double freed = processes.MillisecondsUntilFree(2, killed);
     std::printf("kill -9 of one of 5 in all-reduces of %zu KiB: last survivor free after %.2f ms\n", count / 256, freed);
     EXPECT_LT(freed, kGenerousMs);
-    // At least one of its neighbours blames the right rank.
-    EXPECT_TRUE(processes.board().failed_peer[1] == 2 || processes.board().failed_peer[3] == 2);
+    // Whoever saw it first blames the right rank. The others may have seen the first one's abort before.
+    bool named = false;
+    for (const int32_t rank : {0, 1, 3, 4}) named = named || processes.board().failed_peer[rank] == 2;
+    EXPECT_TRUE(named);
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include <linux/sockios.h>
 #include <poll.h>
-#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 
@@ -20,7 +19,7 @@ constexpr char kLeaveByte = 'L';
 constexpr char kAbortByte = 'A';
 constexpr size_t kInlineBytes = 4096;         // messages up to this travel in one buffer with their header
 constexpr size_t kStreamCallBytes = 256 * 1024;  // per system call, so that both directions take turns
-constexpr int kYieldsBeforePoll = 0;
+constexpr Duration kLeaveTimeout = Seconds(5);  // for a peer that does not read what was sent to it
 
 }  // namespace
 
@@ -217,7 +216,6 @@ Status SocketTransport::Exchange(const Outgoing& out, const Incoming& in) {
   const size_t in_total = from == nullptr ? 0 : sizeof(Header) + in.bytes;
   const bool in_small = in.bytes <= kInlineBytes;
   bool header_checked = false;
-  int yields = kYieldsBeforePoll;
 
   while (sent < out_total || got < in_total) {
     const size_t before = sent + got;
@@ -242,12 +240,6 @@ Status SocketTransport::Exchange(const Outgoing& out, const Incoming& in) {
       }
     }
     if (sent + got != before) continue;
-    if (yields > 0) {
-      --yields;
-      if (shutdown_.triggered()) return Aborted("shut down");
-      ::sched_yield();
-      continue;
-    }
     EVERSTEP_RETURN_IF_ERROR(Wait(got < in_total ? from : nullptr, sent < out_total ? to : nullptr));
   }
   if (from != nullptr && in_small && in.bytes != 0) std::memcpy(in.data, in_inline + sizeof(Header), in.bytes);
@@ -408,11 +400,19 @@ void SocketTransport::Shutdown() {
 
 void SocketTransport::Leave() {
   std::lock_guard lock(links_mutex_);
+  const Duration deadline = MonotonicNow() + std::min(kLeaveTimeout, operation_timeout_);
   for (const std::unique_ptr<Link>& link : links_) {
     if (link == nullptr) continue;
-    // Data still on its way is delivered before the close; the urgent byte tells that the close is meant.
-    ::send(link->socket.get(), &kLeaveByte, 1, MSG_OOB | MSG_NOSIGNAL | MSG_DONTWAIT);
-    ::shutdown(link->socket.get(), SHUT_WR);
+    const int fd = link->socket.get();
+    // Data still on its way is delivered before the close; the urgent byte tells that the close is meant. It needs room in
+    // the send buffer, which a peer that is slow to read makes only in time.
+    while (::send(fd, &kLeaveByte, 1, MSG_OOB | MSG_NOSIGNAL | MSG_DONTWAIT) < 0 &&
+           (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
+      const Duration left = deadline - MonotonicNow();
+      pollfd polled{fd, POLLOUT, 0};
+      if (left <= Duration::zero() || ::poll(&polled, 1, PollTimeout(left)) == 0) break;
+    }
+    ::shutdown(fd, SHUT_WR);
   }
 }
 
