@@ -249,6 +249,7 @@ TEST_F(AgentShellTest, CarriesARankThroughAWholeGeneration) {
   assign.assignment.generation = Generation(2);
   assign.assignment.ranks.resize(1);
   assign.assignment.ranks[0].rank = Rank(0);
+  assign.assignment.ranks[0].server = ServerId("s01");
   assign.assignment.ranks[0].process = ProcessId(1);
   controller_->Send(assign);
   ASSERT_TRUE(controller_->Wait<ProcessConnected>());
