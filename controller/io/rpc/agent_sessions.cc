@@ -3,16 +3,23 @@
 #include <deque>
 #include <utility>
 
+#include "controller/io/rpc/cancel_guard.h"
 #include "controller/io/rpc/grpc_status.h"
 #include "proto/convert/agent_convert.h"
 
 namespace everstep {
+namespace {
+
+constexpr Duration kHelloTimeout = Seconds(10);
+constexpr Duration kSweepInterval = Seconds(1);
+
+}  // namespace
 
 // One stream. gRPC calls its reactions one kind at a time, from its own threads; Send and Close come from the loop.
 class AgentSession : public grpc::ServerBidiReactor<v1::AgentMessage, v1::ControllerMessage> {
  public:
   AgentSession(SessionId id, AgentSessions* owner, const RpcServer::Parts* parts, grpc::CallbackServerContext* context)
-      : id_(id), owner_(owner), parts_(parts), context_(context) {}
+      : id_(id), owner_(owner), parts_(parts), guard_(context) {}
 
   void Begin() { StartRead(&incoming_); }
 
@@ -45,11 +52,15 @@ class AgentSession : public grpc::ServerBidiReactor<v1::AgentMessage, v1::Contro
 
   // Ends the stream once what was sent before has left.
   void Close() { End(Aborted("the controller closed the session")); }
-  void Cancel() { context_->TryCancel(); }
+  void Cancel() { guard_.Cancel(); }
 
   ServerId server() {
     std::lock_guard lock(mutex_);
     return server_;
+  }
+  bool MuteSince(Instant limit) {
+    std::lock_guard lock(mutex_);
+    return !connected_ && opened_ < limit;
   }
 
  private:
@@ -122,6 +133,7 @@ class AgentSession : public grpc::ServerBidiReactor<v1::AgentMessage, v1::Contro
   }
 
   void OnDone() override {
+    guard_.Done();
     ReportEnd();
     owner_->Remove(id_);  // the last use of this object
   }
@@ -169,7 +181,8 @@ class AgentSession : public grpc::ServerBidiReactor<v1::AgentMessage, v1::Contro
   const SessionId id_;
   AgentSessions* const owner_;
   const RpcServer::Parts* const parts_;
-  grpc::CallbackServerContext* const context_;
+  CancelGuard guard_;
+  const Instant opened_ = SystemNow().instant;
   v1::AgentMessage incoming_;
   v1::ControllerMessage writing_message_;
 
@@ -203,6 +216,7 @@ grpc::ServerBidiReactor<v1::AgentMessage, v1::ControllerMessage>* AgentSessions:
   {
     std::lock_guard lock(mutex_);
     if (cancelled_) return new RefusedSession(Unavailable("the controller is stopping"));
+    CancelMute(SystemNow().instant);
     if (sessions_.size() >= options_.sessions_max) {
       return new RefusedSession(ResourceExhausted("servers_max: too many agents are connected"));
     }
@@ -213,6 +227,14 @@ grpc::ServerBidiReactor<v1::AgentMessage, v1::ControllerMessage>* AgentSessions:
   ++count_;
   session->Begin();
   return session.get();
+}
+
+void AgentSessions::CancelMute(Instant now) {
+  if (now - swept_ < kSweepInterval) return;
+  swept_ = now;
+  for (const auto& [id, session] : sessions_) {
+    if (session->MuteSince(now - kHelloTimeout)) session->Cancel();
+  }
 }
 
 std::shared_ptr<AgentSession> AgentSessions::Find(SessionId id) {

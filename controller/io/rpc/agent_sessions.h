@@ -11,6 +11,7 @@
 
 #include "controller/io/rpc/rpc_server.h"
 #include "everstep/v1/agent.grpc.pb.h"
+#include "proto/base/time.h"
 
 namespace everstep {
 
@@ -34,6 +35,8 @@ class AgentSessions : public v1::AgentService::CallbackService {
   friend class AgentSession;
   std::shared_ptr<AgentSession> Find(SessionId id);
   void Remove(SessionId id);
+  // Ends streams that said nothing for too long: they cost a place. REQUIRES: mutex_ is held.
+  void CancelMute(Instant now);
 
   const RpcOptions options_;
   std::atomic<const RpcServer::Parts*> parts_{nullptr};
@@ -41,6 +44,7 @@ class AgentSessions : public v1::AgentService::CallbackService {
   std::mutex mutex_;
   std::map<SessionId, std::shared_ptr<AgentSession>> sessions_;  // guarded by mutex_
   uint64_t newest_ = 0;                                          // guarded by mutex_
+  Instant swept_{};                                              // guarded by mutex_
   bool cancelled_ = false;                                       // guarded by mutex_
 };
 

@@ -182,6 +182,7 @@ void WatchReactor::End(Status status) {
 }
 
 void WatchReactor::OnDone() {
+  guard_.Done();
   service_->Count("WatchJob", end_status_.code());
   service_->Forget(this);  // may be the last use of this object
 }

@@ -11,6 +11,7 @@
 
 #include "controller/io/loop/watch.h"
 #include "controller/io/rpc/admin_service.h"
+#include "controller/io/rpc/cancel_guard.h"
 
 namespace everstep {
 
@@ -21,10 +22,10 @@ class WatchReactor : public grpc::ServerWriteReactor<v1::WatchJobResponse>,
  public:
   WatchReactor(AdminServiceImpl* service, const RpcServer::Parts* parts, grpc::CallbackServerContext* context,
                std::string job)
-      : service_(service), parts_(parts), context_(context), job_name_(std::move(job)) {}
+      : service_(service), parts_(parts), guard_(context), job_name_(std::move(job)) {}
 
   void Begin();
-  void Cancel() { context_->TryCancel(); }
+  void Cancel() { guard_.Cancel(); }
 
  private:
   void OnWriteDone(bool ok) override;
@@ -45,7 +46,7 @@ class WatchReactor : public grpc::ServerWriteReactor<v1::WatchJobResponse>,
 
   AdminServiceImpl* const service_;
   const RpcServer::Parts* const parts_;
-  grpc::CallbackServerContext* const context_;
+  CancelGuard guard_;
   const std::string job_name_;
   v1::WatchJobResponse writing_message_;
 

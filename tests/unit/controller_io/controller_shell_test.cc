@@ -78,6 +78,8 @@ class PlayedAgent {
     return stream_->Finish();
   }
 
+  void Cancel() { context_.TryCancel(); }
+
   void SendHeartbeat(const Welcome& welcome, uint64_t sequence) {
     Heartbeat heartbeat;
     heartbeat.server = ServerId(name_);
@@ -328,6 +330,21 @@ TEST_F(ControllerShellTest, StopEndsOpenStreamsAndCalls) {
   EXPECT_FALSE(agent.End().ok());
   v1::ListJobsResponse jobs;
   EXPECT_FALSE(Call(&v1::AdminService::Stub::ListJobs, v1::ListJobsRequest(), &jobs).ok());
+}
+
+TEST_F(ControllerShellTest, StopSurvivesStreamsThatEndAtTheSameMoment) {
+  std::vector<std::unique_ptr<PlayedAgent>> agents;
+  for (int i = 0; i < 100; ++i) {
+    agents.push_back(std::make_unique<PlayedAgent>(channel_, "s" + std::to_string(i), 7));
+    ASSERT_TRUE(agents.back()->Say(ToMessage(agents.back()->Hello())));
+    ASSERT_TRUE(agents.back()->Await<Welcome>());
+  }
+  std::thread leaving([&] {
+    for (auto& agent : agents) agent->Cancel();
+  });
+  shell_->Stop();
+  leaving.join();
+  for (auto& agent : agents) EXPECT_FALSE(agent->End().ok());
 }
 
 TEST_F(ControllerShellTest, ASecondControllerOnTheSameDirectoryOrPortIsRefused) {

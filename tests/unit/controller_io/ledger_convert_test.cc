@@ -3,6 +3,8 @@
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "everstep/storage/v1/ledger.pb.h"
 #include "tests/unit/convert/fill_message.h"
 
@@ -13,18 +15,20 @@ namespace disk = storage::v1;
 using google::protobuf::util::MessageDifferencer;
 
 TEST(LedgerConvert, KeepsEveryFieldOfEveryRecord) {
+  std::set<size_t> seen;
   for (size_t choice = 0; choice < std::variant_size_v<Record>; ++choice) {
     testing::MessageFiller filler;
     disk::Record message;
     filler.Fill(&message, static_cast<int>(choice));
     const auto record = DecodeRecord(message.SerializeAsString());
     ASSERT_TRUE(record.ok()) << record.status().ToString() << message.DebugString();
-    EXPECT_EQ(record->index(), choice);
+    seen.insert(record->index());
     disk::Record again;
     ASSERT_TRUE(again.ParseFromString(EncodeRecord(*record)));
     EXPECT_TRUE(MessageDifferencer::Equals(message, again))
         << message.DebugString() << "\n---\n" << again.DebugString();
   }
+  EXPECT_EQ(seen.size(), std::variant_size_v<Record>);  // each kind has a message of its own
 }
 
 TEST(LedgerConvert, KeepsEveryFieldOfTheState) {
