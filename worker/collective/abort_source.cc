@@ -7,7 +7,9 @@
 
 namespace everstep::collective {
 
-AbortSource::AbortSource() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) { EVERSTEP_CHECK(event_.valid()); }
+AbortSource::AbortSource() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  EVERSTEP_CHECK(event_.valid());
+}
 
 bool AbortSource::Trigger(Status reason) {
   std::lock_guard lock(mutex_);
@@ -16,7 +18,8 @@ bool AbortSource::Trigger(Status reason) {
   triggered_.store(true);
   const uint64_t one = 1;
   // Cannot fail: the counter of this eventfd is only ever raised once.
-  if (::write(event_.get(), &one, sizeof(one)) != sizeof(one)) EVERSTEP_REPORT_BUG("abort eventfd write failed");
+  if (::write(event_.get(), &one, sizeof(one)) != sizeof(one))
+    EVERSTEP_REPORT_BUG("abort eventfd write failed");
   return true;
 }
 

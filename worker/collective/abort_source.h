@@ -1,5 +1,5 @@
-// A latch that ends waiting: set once, from any thread, with a reason; visible to poll() through an eventfd that
-// stays readable. Used to cancel a pending ConnectMesh. Thread-safe.
+// A latch that ends waiting: set once, from any thread, with a reason; visible to poll() through an
+// eventfd that stays readable. Used to cancel a pending ConnectMesh. Thread-safe.
 #pragma once
 
 #include <atomic>

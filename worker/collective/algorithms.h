@@ -1,13 +1,15 @@
-// The collective algorithms, over any Transport. Every result is the same bits on all ranks and in every run: the order
-// in which contributions meet depends only on rank numbers and sizes, never on timing.
+// The collective algorithms, over any Transport. Every result is the same bits on all ranks and in
+// every run: the order in which contributions meet depends only on rank numbers and sizes, never on
+// timing.
 //
 //   small all-reduce   recursive doubling; ranks past the largest power of two fold into it first
-//   large all-reduce   ring reduce-scatter and all-gather as one stream that cuts through at element boundaries
-//   broadcast, reduce  binomial tree when small, pipelined chain when large
+//   large all-reduce   ring reduce-scatter and all-gather as one stream that cuts through at
+//   element boundaries broadcast, reduce  binomial tree when small, pipelined chain when large
 //   barrier            dissemination
 //
-// With chord links (peers at distance 2^k) everything but gather, scatter, all-to-all and arbitrary send and receive
-// works; those open further links. Thread-compatible: the caller's thread does all the work.
+// With chord links (peers at distance 2^k) everything but gather, scatter, all-to-all and arbitrary
+// send and receive works; those open further links. Thread-compatible: the caller's thread does all
+// the work.
 #pragma once
 
 #include <cstddef>

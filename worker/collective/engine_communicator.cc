@@ -1,9 +1,9 @@
 #include "worker/collective/engine_communicator.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <vector>
-
-#include <fmt/format.h>
 
 namespace everstep::collective {
 
@@ -60,16 +60,18 @@ class EngineCommunicator::PendingWork : public Work {
   std::vector<size_t> receive_counts_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool done_ = false;                              // guarded by mutex_
-  Status status_;                                  // guarded by mutex_ until done_
-  std::function<void(const Status&)> callback_;    // guarded by mutex_
+  bool done_ = false;                            // guarded by mutex_
+  Status status_;                                // guarded by mutex_ until done_
+  std::function<void(const Status&)> callback_;  // guarded by mutex_
 };
 
-EngineCommunicator::EngineCommunicator(EngineIdentity identity, std::unique_ptr<Transport> transport)
+EngineCommunicator::EngineCommunicator(EngineIdentity identity,
+                                       std::unique_ptr<Transport> transport)
     : identity_(identity), transport_(std::move(transport)), algorithms_(*transport_) {}
 
 EngineCommunicator::~EngineCommunicator() {
-  if (pending_.load() != 0) Abort(Aborted("the communicator was destroyed with operations pending"));
+  if (pending_.load() != 0)
+    Abort(Aborted("the communicator was destroyed with operations pending"));
   {
     std::lock_guard lock(queue_mutex_);
     stopping_ = true;
@@ -79,7 +81,9 @@ EngineCommunicator::~EngineCommunicator() {
   if (!abort_.triggered()) transport_->Leave();
 }
 
-Status EngineCommunicator::AbortedStatus() const { return Aborted("communicator aborted: " + abort_.reason().message()); }
+Status EngineCommunicator::AbortedStatus() const {
+  return Aborted("communicator aborted: " + abort_.reason().message());
+}
 
 Status EngineCommunicator::Run(const Operation& operation) {
   if (pending_.load(std::memory_order_acquire) != 0) return Submit(operation)->Wait();
@@ -90,10 +94,12 @@ Status EngineCommunicator::RunNow(const Operation& operation) {
   in_flight_.fetch_add(1);
   Status status = abort_.triggered() ? AbortedStatus() : algorithms_.Run(operation);
   if (!status.ok() && status.code() != StatusCode::kInvalidArgument) {
-    // Whatever went wrong, messages may be cut in half: nothing can follow. Peers learn by the closed connections.
+    // Whatever went wrong, messages may be cut in half: nothing can follow. Peers learn by the
+    // closed connections.
     if (!abort_.triggered()) Abort(status);
     const Status reason = abort_.reason();
-    // The operation that hit a failure reports it as it is; a victim of somebody else's Abort reports that reason.
+    // The operation that hit a failure reports it as it is; a victim of somebody else's Abort
+    // reports that reason.
     if (status.code() == StatusCode::kAborted && reason != status) status = AbortedStatus();
   }
   if (in_flight_.fetch_sub(1) == 1 && abort_.triggered()) {
@@ -112,7 +118,8 @@ std::shared_ptr<Work> EngineCommunicator::Submit(const Operation& operation) {
   {
     std::lock_guard lock(queue_mutex_);
     if (queue_.size() >= kPendingWorkMax) {
-      work->Complete(ResourceExhausted(fmt::format("{} operations are pending already", queue_.size())));
+      work->Complete(
+          ResourceExhausted(fmt::format("{} operations are pending already", queue_.size())));
       return work;
     }
     pending_.fetch_add(1, std::memory_order_acq_rel);
@@ -189,7 +196,8 @@ Result<std::unique_ptr<Communicator>> Communicator::Split(int32_t color, int32_t
     const int32_t key_b = choices[static_cast<size_t>(b.value)].key;
     return key_a != key_b ? key_a < key_b : a < b;
   });
-  // Mixed so that ids of different parents, splits and colors differ; the top bit keeps them apart from chosen ids.
+  // Mixed so that ids of different parents, splits and colors differ; the top bit keeps them apart
+  // from chosen ids.
   uint64_t id = group_id().value;
   for (const uint64_t part : {split, static_cast<uint64_t>(color) + 1}) {
     id = (id ^ part) * 0x9e3779b97f4a7c15u;

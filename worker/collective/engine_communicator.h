@@ -1,6 +1,7 @@
-// EngineCommunicator: what all backends of ours share. It runs the algorithms over a Transport on the caller's thread,
-// runs asynchronous operations in order on one worker thread that starts with the first of them, and owns the life
-// of the communicator: usable, then aborted for good. Threads as Communicator says.
+// EngineCommunicator: what all backends of ours share. It runs the algorithms over a Transport on
+// the caller's thread, runs asynchronous operations in order on one worker thread that starts with
+// the first of them, and owns the life of the communicator: usable, then aborted for good. Threads
+// as Communicator says.
 #pragma once
 
 #include <atomic>
@@ -26,7 +27,8 @@ struct EngineIdentity {
 class EngineCommunicator : public Communicator {
  public:
   EngineCommunicator(EngineIdentity identity, std::unique_ptr<Transport> transport);
-  ~EngineCommunicator() override;  // pending asynchronous operations are aborted; otherwise leaves in good order
+  ~EngineCommunicator()
+      override;  // pending asynchronous operations are aborted; otherwise leaves in good order
 
   Rank rank() const override { return Rank(transport_->rank()); }
   int32_t world_size() const override { return transport_->size(); }
@@ -61,8 +63,8 @@ class EngineCommunicator : public Communicator {
   Algorithms algorithms_;
   AbortSource abort_;
 
-  // Number of threads inside an operation. Raised before aborted() is read and, in Abort, read after it is set: one of
-  // the two always sees the other.
+  // Number of threads inside an operation. Raised before aborted() is read and, in Abort, read
+  // after it is set: one of the two always sees the other.
   std::atomic<int> in_flight_{0};
   std::mutex idle_mutex_;
   std::condition_variable idle_;  // in_flight_ fell to 0 while aborted

@@ -41,7 +41,8 @@ float HalfToFloat(uint16_t half) {
   const uint32_t magnitude = half & 0x7fffu;
   // Shift exponent and mantissa into place and rescale by 2^112: subnormals come out right as well.
   const float scaled = std::bit_cast<float>(magnitude << 13) * std::bit_cast<float>(0x77800000u);
-  const uint32_t special = magnitude >= 0x7c00u ? 0x7f800000u | (magnitude << 13) : std::bit_cast<uint32_t>(scaled);
+  const uint32_t special =
+      magnitude >= 0x7c00u ? 0x7f800000u | (magnitude << 13) : std::bit_cast<uint32_t>(scaled);
   return std::bit_cast<float>(sign | special);
 }
 
@@ -49,9 +50,11 @@ uint16_t FloatToHalf(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
   const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
-  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // rounds past the largest half
-  if (magnitude < 0x38800000u) {                                              // subnormal half, or zero
+  if (magnitude > 0x7f800000u)
+    return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
+  if (magnitude >= 0x477ff000u)
+    return static_cast<uint16_t>(sign | 0x7c00u);  // rounds past the largest half
+  if (magnitude < 0x38800000u) {                   // subnormal half, or zero
     // Adding 0.5 puts the wanted bits, correctly rounded, at the bottom of the mantissa.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u));
@@ -60,7 +63,9 @@ uint16_t FloatToHalf(float value) {
   return static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + odd) >> 13));
 }
 
-float BFloat16ToFloat(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+float BFloat16ToFloat(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
 
 uint16_t FloatToBFloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
@@ -86,7 +91,8 @@ struct BFloat16 {
 template <typename T>
 inline constexpr bool kIsNarrow = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
 
-// Integers wrap: signed overflow would be undefined, and wrapping is what keeps the sum independent of order.
+// Integers wrap: signed overflow would be undefined, and wrapping is what keeps the sum independent
+// of order.
 struct Sum {
   template <typename T>
   static T Apply(T a, T b) {

@@ -15,7 +15,8 @@ Status Transport::Stream(const StreamPlan& plan) {
     if (piece.divide) plan.divide(piece.into, count, plan.divisor);
     return OkStatus();
   };
-  // With a head, send i and receive i run side by side; without, a receive must be complete before it is passed on.
+  // With a head, send i and receive i run side by side; without, a receive must be complete before
+  // it is passed on.
   size_t sent = 0;
   for (const StreamReceive& piece : plan.receives) {
     Outgoing out;
@@ -25,12 +26,14 @@ Status Transport::Stream(const StreamPlan& plan) {
     }
     EVERSTEP_RETURN_IF_ERROR(receive_one(piece, out));
     if (plan.head == 0 && sent < plan.sends.size()) {
-      EVERSTEP_RETURN_IF_ERROR(Exchange({plan.to, plan.sends[sent].data, plan.sends[sent].bytes}, {}));
+      EVERSTEP_RETURN_IF_ERROR(
+          Exchange({plan.to, plan.sends[sent].data, plan.sends[sent].bytes}, {}));
       ++sent;
     }
   }
   for (; sent < plan.sends.size(); ++sent) {
-    EVERSTEP_RETURN_IF_ERROR(Exchange({plan.to, plan.sends[sent].data, plan.sends[sent].bytes}, {}));
+    EVERSTEP_RETURN_IF_ERROR(
+        Exchange({plan.to, plan.sends[sent].data, plan.sends[sent].bytes}, {}));
   }
   return OkStatus();
 }

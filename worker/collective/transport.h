@@ -1,6 +1,7 @@
-// Transport: how bytes move between the ranks of one communicator. The algorithms are written once over this seam;
-// sockets (host) and queues in memory (fake) are behind it, and shared memory between ranks of one server can be.
-// Called by one thread at a time (whoever runs the operation), except where stated.
+// Transport: how bytes move between the ranks of one communicator. The algorithms are written once
+// over this seam; sockets (host) and queues in memory (fake) are behind it, and shared memory
+// between ranks of one server can be. Called by one thread at a time (whoever runs the operation),
+// except where stated.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +36,8 @@ struct Incoming {
   size_t bytes = 0;
 };
 
-// One piece of a stream that arrives: into = received, or, when other is set, into = received op other. `divide`
-// asks for the division of an average afterwards.
+// One piece of a stream that arrives: into = received, or, when other is set, into = received op
+// other. `divide` asks for the division of an average afterwards.
 struct StreamReceive {
   std::byte* into = nullptr;
   const std::byte* other = nullptr;
@@ -49,8 +50,9 @@ struct StreamSend {
   size_t bytes = 0;
 };
 
-// A pipelined pass along a ring or chain. The first `head` sends are ready at the start; send head + i is receive i
-// (same memory and size) and may leave as its bytes arrive. A transport cuts through at any element boundary.
+// A pipelined pass along a ring or chain. The first `head` sends are ready at the start; send head
+// + i is receive i (same memory and size) and may leave as its bytes arrive. A transport cuts
+// through at any element boundary.
 struct StreamPlan {
   int32_t from = kNobody;
   int32_t to = kNobody;
@@ -71,18 +73,20 @@ class Transport {
 
   // Starts an operation: sets the tag that its messages carry and the time allowed.
   virtual void Begin(MessageTag tag) = 0;
-  // Sends and receives one message each, concurrently; either peer may be kNobody. Returns when the outgoing buffer may
-  // be reused and the incoming one is complete.
-  // kAborted: Shutdown was called, or a peer is gone (see failed_peer). kDeadlineExceeded. kInternal: tags or sizes differ.
+  // Sends and receives one message each, concurrently; either peer may be kNobody. Returns when the
+  // outgoing buffer may be reused and the incoming one is complete. kAborted: Shutdown was called,
+  // or a peer is gone (see failed_peer). kDeadlineExceeded. kInternal: tags or sizes differ.
   virtual Status Exchange(const Outgoing& out, const Incoming& in) = 0;
   // Same codes. The default moves piece by piece through Exchange.
   virtual Status Stream(const StreamPlan& plan);
 
   // Looks for peers that are gone, without waiting.
   virtual Status CheckHealth() = 0;
-  // Ends everything at once; tells the peers when there is a way. Thread-safe, idempotent, never blocks.
+  // Ends everything at once; tells the peers when there is a way. Thread-safe, idempotent, never
+  // blocks.
   virtual void Shutdown() = 0;
-  // Leaves in good order: peers that need nothing more from this rank are not disturbed. Called once, when idle.
+  // Leaves in good order: peers that need nothing more from this rank are not disturbed. Called
+  // once, when idle.
   virtual void Leave() = 0;
   // The peer whose loss made an operation fail. Thread-safe.
   virtual std::optional<int32_t> failed_peer() const = 0;

@@ -11,7 +11,8 @@ namespace everstep::collective {
 enum class DataType : uint8_t { kU8, kI8, kI32, kI64, kU64, kF16, kBF16, kF32, kF64 };
 inline constexpr int kDataTypeCount = 9;
 
-// kAvg is a sum divided by the number of ranks, for floating point types only. kBitOr is for integers only.
+// kAvg is a sum divided by the number of ranks, for floating point types only. kBitOr is for
+// integers only.
 enum class ReduceOp : uint8_t { kSum, kProduct, kMin, kMax, kBitOr, kAvg };
 inline constexpr int kReduceOpCount = 6;
 
@@ -31,7 +32,8 @@ constexpr size_t ElementBytes(DataType type) {
 }
 
 constexpr bool IsFloatingPoint(DataType type) {
-  return type == DataType::kF16 || type == DataType::kBF16 || type == DataType::kF32 || type == DataType::kF64;
+  return type == DataType::kF16 || type == DataType::kBF16 || type == DataType::kF32 ||
+         type == DataType::kF64;
 }
 
 constexpr bool ReductionApplies(ReduceOp op, DataType type) {

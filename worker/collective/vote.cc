@@ -1,9 +1,9 @@
 #include "worker/collective/vote.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <type_traits>
-
-#include <fmt/format.h>
 
 namespace everstep::collective {
 namespace {
@@ -27,20 +27,23 @@ struct VoteMessage {
 static_assert(std::is_trivially_copyable_v<VoteMessage> && sizeof(VoteMessage) == 80);
 
 void Combine(VoteMessage& mine, const VoteMessage& other) {
-  if (other.magic != kUpMagic || other.generation != mine.generation || other.step != mine.step) mine.disagree = 1;
+  if (other.magic != kUpMagic || other.generation != mine.generation || other.step != mine.step)
+    mine.disagree = 1;
   mine.disagree |= other.disagree;
   mine.voters += other.voters;
   mine.protected_step_min = std::min(mine.protected_step_min, other.protected_step_min);
   mine.pending_generation_max = std::max(mine.pending_generation_max, other.pending_generation_max);
   mine.flags_or |= other.flags_or;
-  if (mine.digest_low != other.digest_low || mine.digest_high != other.digest_high) mine.flags_or |= kVoteDigestsDiffer;
+  if (mine.digest_low != other.digest_low || mine.digest_high != other.digest_high)
+    mine.flags_or |= kVoteDigestsDiffer;
 }
 
 bool Flagged(const VoteFence& fence) { return fence.abort_flagged && fence.abort_flagged(); }
 
 }  // namespace
 
-Result<VoteBallot> Vote(Communicator& communicator, const VoteBallot& mine, const VoteFence& fence) {
+Result<VoteBallot> Vote(Communicator& communicator, const VoteBallot& mine,
+                        const VoteFence& fence) {
   const int32_t rank = communicator.rank().value;
   const int32_t size = communicator.world_size();
   const auto receive = [&](VoteMessage& message, int32_t from) {
@@ -56,9 +59,15 @@ Result<VoteBallot> Vote(Communicator& communicator, const VoteBallot& mine, cons
     return status;
   };
 
-  VoteMessage total{.magic = kUpMagic, .generation = mine.generation.value, .step = mine.step.value, .voters = 1,
-                    .protected_step_min = mine.protected_step_min, .pending_generation_max = mine.pending_generation_max,
-                    .flags_or = mine.flags_or & ~kVoteDigestsDiffer, .digest_low = mine.digest_low, .digest_high = mine.digest_high};
+  VoteMessage total{.magic = kUpMagic,
+                    .generation = mine.generation.value,
+                    .step = mine.step.value,
+                    .voters = 1,
+                    .protected_step_min = mine.protected_step_min,
+                    .pending_generation_max = mine.pending_generation_max,
+                    .flags_or = mine.flags_or & ~kVoteDigestsDiffer,
+                    .digest_low = mine.digest_low,
+                    .digest_high = mine.digest_high};
   // The children's ballots first: until they are here this rank has contributed nothing.
   int32_t distance = 1;
   for (; distance < size && (rank & distance) == 0; distance *= 2) {
@@ -68,8 +77,9 @@ Result<VoteBallot> Vote(Communicator& communicator, const VoteBallot& mine, cons
     Combine(total, child);
   }
   {
-    // After this look the ballot may leave. An abort flagged later is answered (Collect) only once the communicator is
-    // confirmed to be aborted, so the ballot was then sent before that answer, or never will be.
+    // After this look the ballot may leave. An abort flagged later is answered (Collect) only once
+    // the communicator is confirmed to be aborted, so the ballot was then sent before that answer,
+    // or never will be.
     std::unique_lock<std::mutex> lock;
     if (fence.mutex != nullptr) lock = std::unique_lock(*fence.mutex);
     if (Flagged(fence)) {
@@ -89,10 +99,13 @@ Result<VoteBallot> Vote(Communicator& communicator, const VoteBallot& mine, cons
     if (rank + child < size) EVERSTEP_RETURN_IF_ERROR(send(result, rank + child));
   }
 
-  if (result.magic != kDownMagic || result.generation != mine.generation.value || result.step != mine.step.value ||
-      result.disagree != 0 || result.voters != static_cast<uint64_t>(size)) {
-    Status status = Internal(fmt::format("the vote on step {} of generation {} has {} of {} ballots, some for another step or generation: {}",
-                                         mine.step.value, mine.generation.value, result.voters, size, result.disagree));
+  if (result.magic != kDownMagic || result.generation != mine.generation.value ||
+      result.step != mine.step.value || result.disagree != 0 ||
+      result.voters != static_cast<uint64_t>(size)) {
+    Status status = Internal(
+        fmt::format("the vote on step {} of generation {} has {} of {} ballots, some for another "
+                    "step or generation: {}",
+                    mine.step.value, mine.generation.value, result.voters, size, result.disagree));
     communicator.Abort(status);
     return status;
   }

@@ -1,9 +1,10 @@
-// Every collective, for every data type and reduction, on both backends and worlds of 1 to 5 ranks, against a naive
-// reference; sizes on both sides of each switch between algorithms, and uneven ones.
+// Every collective, for every data type and reduction, on both backends and worlds of 1 to 5 ranks,
+// against a naive reference; sizes on both sides of each switch between algorithms, and uneven
+// ones.
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "proto/base/prng.h"
@@ -33,22 +34,30 @@ class Collectives : public testing::TestWithParam<Case> {
       return;
     }
     FakeFabric fabric({.size = size()});
-    for (int32_t rank = 0; rank < size(); ++rank) communicators_.push_back(fabric.Connect(Rank(rank)));
+    for (int32_t rank = 0; rank < size(); ++rank)
+      communicators_.push_back(fabric.Connect(Rank(rank)));
   }
 
   void Everywhere(const std::function<void(Communicator&, size_t rank)>& body) {
-    OnRanks(size(), [&](int32_t rank) { body(*communicators_[static_cast<size_t>(rank)], static_cast<size_t>(rank)); });
+    OnRanks(size(), [&](int32_t rank) {
+      body(*communicators_[static_cast<size_t>(rank)], static_cast<size_t>(rank));
+    });
   }
 
   std::vector<std::unique_ptr<Communicator>> communicators_;
 };
 
-constexpr DataType kTypes[] = {DataType::kU8,  DataType::kI8,   DataType::kI32, DataType::kI64, DataType::kU64,
-                               DataType::kF16, DataType::kBF16, DataType::kF32, DataType::kF64};
-constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kBitOr, ReduceOp::kAvg};
+constexpr DataType kTypes[] = {DataType::kU8,   DataType::kI8,  DataType::kI32,
+                               DataType::kI64,  DataType::kU64, DataType::kF16,
+                               DataType::kBF16, DataType::kF32, DataType::kF64};
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMin,
+                             ReduceOp::kMax, ReduceOp::kBitOr,   ReduceOp::kAvg};
 
-// Small integers, so that sums and products of five are exact in every type and the reference needs no tolerance.
-double SmallValue(uint64_t seed, size_t index) { return static_cast<double>((seed * 31 + index * 7) % 3); }
+// Small integers, so that sums and products of five are exact in every type and the reference needs
+// no tolerance.
+double SmallValue(uint64_t seed, size_t index) {
+  return static_cast<double>((seed * 31 + index * 7) % 3);
+}
 
 void Store(DataType type, void* at, size_t i, double value) {
   switch (type) {
@@ -57,8 +66,12 @@ void Store(DataType type, void* at, size_t i, double value) {
     case DataType::kI32: static_cast<int32_t*>(at)[i] = static_cast<int32_t>(value); break;
     case DataType::kI64: static_cast<int64_t*>(at)[i] = static_cast<int64_t>(value); break;
     case DataType::kU64: static_cast<uint64_t*>(at)[i] = static_cast<uint64_t>(value); break;
-    case DataType::kF16: static_cast<uint16_t*>(at)[i] = FloatToHalf(static_cast<float>(value)); break;
-    case DataType::kBF16: static_cast<uint16_t*>(at)[i] = FloatToBFloat16(static_cast<float>(value)); break;
+    case DataType::kF16:
+      static_cast<uint16_t*>(at)[i] = FloatToHalf(static_cast<float>(value));
+      break;
+    case DataType::kBF16:
+      static_cast<uint16_t*>(at)[i] = FloatToBFloat16(static_cast<float>(value));
+      break;
     case DataType::kF32: static_cast<float*>(at)[i] = static_cast<float>(value); break;
     case DataType::kF64: static_cast<double*>(at)[i] = value; break;
   }
@@ -95,7 +108,9 @@ double NaiveReduce(ReduceOp op, size_t ranks, size_t i) {
       case ReduceOp::kProduct: total *= value; break;
       case ReduceOp::kMin: total = std::min(total, value); break;
       case ReduceOp::kMax: total = std::max(total, value); break;
-      case ReduceOp::kBitOr: total = static_cast<double>(static_cast<int>(total) | static_cast<int>(value)); break;
+      case ReduceOp::kBitOr:
+        total = static_cast<double>(static_cast<int>(total) | static_cast<int>(value));
+        break;
     }
   }
   return total;
@@ -114,12 +129,15 @@ void ExpectReduced(DataType type, ReduceOp op, size_t ranks, const Bytes& bytes,
     double expected = NaiveReduce(op, ranks, first + i);
     if (op == ReduceOp::kAvg) {
       // Divided in the type's own arithmetic (float for the 16-bit ones).
-      expected = type == DataType::kF64 ? expected / static_cast<double>(ranks)
-                                        : static_cast<double>(static_cast<float>(expected) / static_cast<float>(ranks));
+      expected =
+          type == DataType::kF64
+              ? expected / static_cast<double>(ranks)
+              : static_cast<double>(static_cast<float>(expected) / static_cast<float>(ranks));
       expected = Rounded(type, expected);
     }
     ASSERT_EQ(Load(type, bytes.data(), i), expected)
-        << DataTypeName(type) << " " << ReduceOpName(op) << " element " << first + i << " of " << ranks << " ranks";
+        << DataTypeName(type) << " " << ReduceOpName(op) << " element " << first + i << " of "
+        << ranks << " ranks";
   }
 }
 
@@ -139,7 +157,8 @@ TEST_P(Collectives, AllReduceMatchesTheReferenceForAllTypesAndReductions) {
                                    16384 / ElementBytes(type), 16384 / ElementBytes(type) + 3}) {
           const Bytes input = Input(type, rank, count);
           Bytes output(input.size());
-          ASSERT_EQ(communicator.AllReduce(input.data(), output.data(), count, type, op), OkStatus());
+          ASSERT_EQ(communicator.AllReduce(input.data(), output.data(), count, type, op),
+                    OkStatus());
           ExpectReduced(type, op, ranks(), output, 0);
         }
       }
@@ -151,12 +170,15 @@ TEST_P(Collectives, AllReduceInPlaceOfTwoMegabytesMatchesTheReference) {
   Everywhere([&](Communicator& communicator, size_t rank) {
     const size_t count = 600'001;
     Bytes data = Input(DataType::kF32, rank, count);
-    ASSERT_EQ(communicator.AllReduce(data.data(), data.data(), count, DataType::kF32, ReduceOp::kSum), OkStatus());
+    ASSERT_EQ(
+        communicator.AllReduce(data.data(), data.data(), count, DataType::kF32, ReduceOp::kSum),
+        OkStatus());
     ExpectReduced(DataType::kF32, ReduceOp::kSum, ranks(), data, 0);
   });
 }
 
-// Sums of arbitrary floats depend on the order, so this shows that the order is the same everywhere and always.
+// Sums of arbitrary floats depend on the order, so this shows that the order is the same everywhere
+// and always.
 TEST_P(Collectives, FloatSumsAreTheSameBitsOnAllRanksAndInEveryRun) {
   for (const size_t count : {size_t{100}, size_t{50'000}}) {
     std::vector<std::vector<float>> first(ranks());
@@ -165,8 +187,12 @@ TEST_P(Collectives, FloatSumsAreTheSameBitsOnAllRanksAndInEveryRun) {
       Everywhere([&](Communicator& communicator, size_t rank) {
         Prng prng(rank + 17);
         std::vector<float> data(count);
-        for (float& value : data) value = std::ldexp(static_cast<float>(prng.Between(-1'000'000, 1'000'000)), static_cast<int>(prng.Between(-30, 3)));
-        ASSERT_EQ(communicator.AllReduce(data.data(), data.data(), count, DataType::kF32, ReduceOp::kSum), OkStatus());
+        for (float& value : data)
+          value = std::ldexp(static_cast<float>(prng.Between(-1'000'000, 1'000'000)),
+                             static_cast<int>(prng.Between(-30, 3)));
+        ASSERT_EQ(
+            communicator.AllReduce(data.data(), data.data(), count, DataType::kF32, ReduceOp::kSum),
+            OkStatus());
         outputs[rank] = data;
       });
       for (size_t rank = 0; rank < ranks(); ++rank) {
@@ -181,11 +207,13 @@ TEST_P(Collectives, FloatSumsAreTheSameBitsOnAllRanksAndInEveryRun) {
 TEST_P(Collectives, ReduceScatterGivesEachRankItsReducedBlock) {
   Everywhere([&](Communicator& communicator, size_t rank) {
     for (const DataType type : kTypes) {
-      for (const size_t count : {size_t{0}, size_t{1}, size_t{513}, type == DataType::kF32 ? size_t{70'001} : size_t{5'001}}) {
+      for (const size_t count : {size_t{0}, size_t{1}, size_t{513},
+                                 type == DataType::kF32 ? size_t{70'001} : size_t{5'001}}) {
         const ReduceOp op = IsFloatingPoint(type) ? ReduceOp::kAvg : ReduceOp::kSum;
         Bytes input = Input(type, rank, count * ranks());
         Bytes output(count * ElementBytes(type));
-        ASSERT_EQ(communicator.ReduceScatter(input.data(), output.data(), count, type, op), OkStatus());
+        ASSERT_EQ(communicator.ReduceScatter(input.data(), output.data(), count, type, op),
+                  OkStatus());
         ExpectReduced(type, op, ranks(), output, rank * count);
         std::byte* own = input.data() + rank * output.size();
         ASSERT_EQ(communicator.ReduceScatter(input.data(), own, count, type, op), OkStatus());
@@ -198,10 +226,14 @@ TEST_P(Collectives, ReduceScatterGivesEachRankItsReducedBlock) {
 TEST_P(Collectives, ReduceScatterTakesUnevenBlocks) {
   Everywhere([&](Communicator& communicator, size_t rank) {
     const std::vector<size_t> counts = UnevenCounts(ranks());
-    const size_t before = std::accumulate(counts.begin(), counts.begin() + static_cast<long>(rank), size_t{0});
-    const Bytes input = Input(DataType::kI64, rank, std::accumulate(counts.begin(), counts.end(), size_t{0}));
+    const size_t before =
+        std::accumulate(counts.begin(), counts.begin() + static_cast<long>(rank), size_t{0});
+    const Bytes input =
+        Input(DataType::kI64, rank, std::accumulate(counts.begin(), counts.end(), size_t{0}));
     Bytes output(counts[rank] * 8);
-    ASSERT_EQ(communicator.ReduceScatterV(input.data(), output.data(), counts, DataType::kI64, ReduceOp::kSum), OkStatus());
+    ASSERT_EQ(communicator.ReduceScatterV(input.data(), output.data(), counts, DataType::kI64,
+                                          ReduceOp::kSum),
+              OkStatus());
     ExpectReduced(DataType::kI64, ReduceOp::kSum, ranks(), output, before);
   });
 }
@@ -215,7 +247,9 @@ TEST_P(Collectives, AllGatherCollectsEqualAndUnevenBlocksInRankOrder) {
         ASSERT_EQ(communicator.AllGather(input.data(), output.data(), count, type), OkStatus());
         for (size_t from = 0; from < ranks(); ++from) {
           const Bytes expected = Input(type, from, count);
-          ASSERT_EQ(std::memcmp(output.data() + from * input.size(), expected.data(), expected.size()), 0);
+          ASSERT_EQ(
+              std::memcmp(output.data() + from * input.size(), expected.data(), expected.size()),
+              0);
         }
       }
       const std::vector<size_t> counts = UnevenCounts(ranks());
@@ -238,12 +272,15 @@ TEST_P(Collectives, BroadcastAndReduceWorkFromEveryRoot) {
       const auto root_index = static_cast<size_t>(root);
       for (const size_t count : {size_t{1}, size_t{1000}, size_t{100'001}}) {
         Bytes data = Input(DataType::kBF16, rank, count);
-        ASSERT_EQ(communicator.Broadcast(data.data(), count, DataType::kBF16, Rank(root)), OkStatus());
+        ASSERT_EQ(communicator.Broadcast(data.data(), count, DataType::kBF16, Rank(root)),
+                  OkStatus());
         ASSERT_EQ(data, Input(DataType::kBF16, root_index, count));
 
         const Bytes input = Input(DataType::kF32, rank, count);
         Bytes output(rank == root_index ? input.size() : 0);
-        ASSERT_EQ(communicator.Reduce(input.data(), output.data(), count, DataType::kF32, ReduceOp::kAvg, Rank(root)), OkStatus());
+        ASSERT_EQ(communicator.Reduce(input.data(), output.data(), count, DataType::kF32,
+                                      ReduceOp::kAvg, Rank(root)),
+                  OkStatus());
         if (rank == root_index) ExpectReduced(DataType::kF32, ReduceOp::kAvg, ranks(), output, 0);
       }
     }
@@ -257,7 +294,8 @@ TEST_P(Collectives, GatherAndScatterMoveUnevenBlocksFromAndToEveryRoot) {
     for (int32_t root = 0; root < size(); ++root) {
       const Bytes input = Input(DataType::kI32, rank, counts[rank]);
       Bytes all(total * 4);
-      ASSERT_EQ(communicator.GatherV(input.data(), all.data(), counts, DataType::kI32, Rank(root)), OkStatus());
+      ASSERT_EQ(communicator.GatherV(input.data(), all.data(), counts, DataType::kI32, Rank(root)),
+                OkStatus());
       if (rank == static_cast<size_t>(root)) {
         const std::byte* at = all.data();
         for (size_t from = 0; from < ranks(); ++from) {
@@ -267,7 +305,8 @@ TEST_P(Collectives, GatherAndScatterMoveUnevenBlocksFromAndToEveryRoot) {
         }
       }
       Bytes back(input.size());
-      ASSERT_EQ(communicator.ScatterV(all.data(), back.data(), counts, DataType::kI32, Rank(root)), OkStatus());
+      ASSERT_EQ(communicator.ScatterV(all.data(), back.data(), counts, DataType::kI32, Rank(root)),
+                OkStatus());
       ASSERT_EQ(back, input);
     }
   });
@@ -276,7 +315,9 @@ TEST_P(Collectives, GatherAndScatterMoveUnevenBlocksFromAndToEveryRoot) {
 TEST_P(Collectives, AllToAllTransposesEqualAndUnevenBlocks) {
   Everywhere([&](Communicator& communicator, size_t rank) {
     // Element value names (from, to, index).
-    const auto value = [](size_t from, size_t to, size_t i) { return static_cast<int64_t>(from * 1'000'000 + to * 10'000 + i); };
+    const auto value = [](size_t from, size_t to, size_t i) {
+      return static_cast<int64_t>(from * 1'000'000 + to * 10'000 + i);
+    };
     for (const bool uneven : {false, true}) {
       std::vector<size_t> send(ranks(), 1000);
       std::vector<size_t> receive(ranks(), 1000);
@@ -291,7 +332,8 @@ TEST_P(Collectives, AllToAllTransposesEqualAndUnevenBlocks) {
         for (size_t i = 0; i < receive[peer]; ++i) expected.push_back(value(peer, rank, i));
       }
       std::vector<int64_t> output(expected.size());
-      ASSERT_EQ(uneven ? communicator.AllToAllV(input.data(), send, output.data(), receive, DataType::kI64)
+      ASSERT_EQ(uneven ? communicator.AllToAllV(input.data(), send, output.data(), receive,
+                                                DataType::kI64)
                        : communicator.AllToAll(input.data(), output.data(), 1000, DataType::kI64),
                 OkStatus());
       ASSERT_EQ(output, expected);
@@ -307,8 +349,10 @@ TEST_P(Collectives, SendAndReceiveJoinAnyPairAndBarriersHoldEveryoneBack) {
       const Rank to(static_cast<int32_t>((rank + distance) % ranks()));
       const Rank from(static_cast<int32_t>((rank + ranks() - distance) % ranks()));
       const Bytes message = Input(DataType::kU8, rank, 5000 + rank);
-      std::shared_ptr<Work> sending = communicator.SendAsync(message.data(), message.size(), DataType::kU8, to);
-      const Bytes expected = Input(DataType::kU8, static_cast<size_t>(from.value), 5000 + static_cast<size_t>(from.value));
+      std::shared_ptr<Work> sending =
+          communicator.SendAsync(message.data(), message.size(), DataType::kU8, to);
+      const Bytes expected = Input(DataType::kU8, static_cast<size_t>(from.value),
+                                   5000 + static_cast<size_t>(from.value));
       Bytes got(expected.size());
       ASSERT_EQ(communicator.Receive(got.data(), got.size(), DataType::kU8, from), OkStatus());
       ASSERT_EQ(sending->Wait(), OkStatus());
@@ -326,11 +370,16 @@ TEST_P(Collectives, SendReceiveExchangesMoreThanTheSocketsHold) {
     const Rank to(static_cast<int32_t>((rank + 1) % ranks()));
     const Rank from(static_cast<int32_t>((rank + ranks() - 1) % ranks()));
     const Bytes message = Input(DataType::kU8, rank, (16 << 20) + rank);
-    const Bytes expected = Input(DataType::kU8, static_cast<size_t>(from.value), (16 << 20) + static_cast<size_t>(from.value));
+    const Bytes expected = Input(DataType::kU8, static_cast<size_t>(from.value),
+                                 (16 << 20) + static_cast<size_t>(from.value));
     Bytes got(expected.size());
-    ASSERT_EQ(communicator.SendReceive(message.data(), message.size(), to, got.data(), got.size(), from, DataType::kU8), OkStatus());
+    ASSERT_EQ(communicator.SendReceive(message.data(), message.size(), to, got.data(), got.size(),
+                                       from, DataType::kU8),
+              OkStatus());
     ASSERT_EQ(got, expected);
-    EXPECT_EQ(communicator.SendReceive(nullptr, 0, Rank(size()), nullptr, 0, from, DataType::kU8).code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(
+        communicator.SendReceive(nullptr, 0, Rank(size()), nullptr, 0, from, DataType::kU8).code(),
+        StatusCode::kInvalidArgument);
   });
 }
 
@@ -340,7 +389,8 @@ TEST_P(Collectives, LastMessageOfARankThatLeavesArrives) {
     if (rank > 1) return;
     const Bytes message = Input(DataType::kU8, 0, 24 << 20);  // more than the sockets hold
     if (rank == 0) {
-      ASSERT_EQ(communicator.Send(message.data(), message.size(), DataType::kU8, Rank(1)), OkStatus());
+      ASSERT_EQ(communicator.Send(message.data(), message.size(), DataType::kU8, Rank(1)),
+                OkStatus());
       communicators_[0].reset();
     } else {
       Bytes got(message.size());
@@ -352,11 +402,13 @@ TEST_P(Collectives, LastMessageOfARankThatLeavesArrives) {
 
 TEST_P(Collectives, AsynchronousOperationsRunInOrderAndCallBackOnce) {
   Everywhere([&](Communicator& communicator, size_t rank) {
-    std::vector<std::vector<float>> buffers(20, std::vector<float>(10'000, static_cast<float>(rank)));
+    std::vector<std::vector<float>> buffers(20,
+                                            std::vector<float>(10'000, static_cast<float>(rank)));
     std::vector<std::shared_ptr<Work>> works;
     std::atomic<int> called{0};
     for (std::vector<float>& buffer : buffers) {
-      works.push_back(communicator.AllReduceAsync(buffer.data(), buffer.data(), buffer.size(), DataType::kF32, ReduceOp::kMax));
+      works.push_back(communicator.AllReduceAsync(buffer.data(), buffer.data(), buffer.size(),
+                                                  DataType::kF32, ReduceOp::kMax));
       works.back()->OnComplete([&](const Status& status) { called += status.ok() ? 1 : 100; });
     }
     // A blocking operation queues behind the pending ones.
@@ -366,14 +418,16 @@ TEST_P(Collectives, AsynchronousOperationsRunInOrderAndCallBackOnce) {
       ASSERT_TRUE(work->Done());
     }
     EXPECT_EQ(called.load(), 20);
-    for (const std::vector<float>& buffer : buffers) ASSERT_EQ(buffer.back(), static_cast<float>(ranks() - 1));
+    for (const std::vector<float>& buffer : buffers)
+      ASSERT_EQ(buffer.back(), static_cast<float>(ranks() - 1));
   });
 }
 
 TEST_P(Collectives, GroupsAndSplitsReduceAmongTheirMembersOnly) {
   Everywhere([&](Communicator& communicator, size_t rank) {
     // Even and odd ranks, highest first; rank 0's group has rank 0 last.
-    Result<std::unique_ptr<Communicator>> half = communicator.Split(static_cast<int32_t>(rank % 2), -static_cast<int32_t>(rank));
+    Result<std::unique_ptr<Communicator>> half =
+        communicator.Split(static_cast<int32_t>(rank % 2), -static_cast<int32_t>(rank));
     ASSERT_TRUE(half.ok()) << half.status().ToString();
     int64_t sum = static_cast<int64_t>(rank);
     ASSERT_EQ((*half)->AllReduce(&sum, &sum, 1, DataType::kI64, ReduceOp::kSum), OkStatus());
@@ -393,7 +447,8 @@ TEST_P(Collectives, GroupsAndSplitsReduceAmongTheirMembersOnly) {
     ASSERT_TRUE(group.ok()) << group.status().ToString();
     EXPECT_EQ((*group)->world_size(), size() - 1);
     ASSERT_EQ((*group)->Barrier(), OkStatus());
-    EXPECT_EQ(communicator.CreateGroup(members, GroupId(0)).status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(communicator.CreateGroup(members, GroupId(0)).status().code(),
+              StatusCode::kInvalidArgument);
   });
 }
 
@@ -401,11 +456,16 @@ TEST_P(Collectives, RefusesArgumentsThatMakeNoSenseAndStaysUsable) {
   Everywhere([&](Communicator& communicator, size_t rank) {
     float value = 1;
     const std::vector<size_t> too_many(ranks() + 1, 1);
-    EXPECT_EQ(communicator.AllReduce(&value, &value, 1, DataType::kF32, ReduceOp::kBitOr).code(), StatusCode::kInvalidArgument);
-    EXPECT_EQ(communicator.AllReduce(&value, &value, 1, DataType::kI32, ReduceOp::kAvg).code(), StatusCode::kInvalidArgument);
-    EXPECT_EQ(communicator.Broadcast(&value, 1, DataType::kF32, Rank(size())).code(), StatusCode::kInvalidArgument);
-    EXPECT_EQ(communicator.Send(&value, 1, DataType::kF32, Rank(static_cast<int32_t>(rank))).code(), StatusCode::kInvalidArgument);
-    EXPECT_EQ(communicator.AllGatherV(&value, &value, too_many, DataType::kF32).code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(communicator.AllReduce(&value, &value, 1, DataType::kF32, ReduceOp::kBitOr).code(),
+              StatusCode::kInvalidArgument);
+    EXPECT_EQ(communicator.AllReduce(&value, &value, 1, DataType::kI32, ReduceOp::kAvg).code(),
+              StatusCode::kInvalidArgument);
+    EXPECT_EQ(communicator.Broadcast(&value, 1, DataType::kF32, Rank(size())).code(),
+              StatusCode::kInvalidArgument);
+    EXPECT_EQ(communicator.Send(&value, 1, DataType::kF32, Rank(static_cast<int32_t>(rank))).code(),
+              StatusCode::kInvalidArgument);
+    EXPECT_EQ(communicator.AllGatherV(&value, &value, too_many, DataType::kF32).code(),
+              StatusCode::kInvalidArgument);
     EXPECT_FALSE(communicator.aborted());
     EXPECT_EQ(communicator.Barrier(), OkStatus());
     EXPECT_EQ(communicator.CheckHealth(), OkStatus());
@@ -418,10 +478,14 @@ TEST_P(Collectives, DetectsRanksThatDisagreeAboutTheOperation) {
   Everywhere([&](Communicator& communicator, size_t rank) {
     std::vector<float> data(8);
     const size_t count = rank == 0 ? 7 : 8;
-    const Status status = communicator.AllReduce(data.data(), data.data(), count, DataType::kF32, ReduceOp::kSum);
+    const Status status =
+        communicator.AllReduce(data.data(), data.data(), count, DataType::kF32, ReduceOp::kSum);
     if (status.code() == StatusCode::kInternal) ++disagreements;
-    // Ranks that saw nothing themselves may finish this one or learn from the abort, and nobody gets further.
-    if (rank == 0) { EXPECT_FALSE(status.ok()); }
+    // Ranks that saw nothing themselves may finish this one or learn from the abort, and nobody
+    // gets further.
+    if (rank == 0) {
+      EXPECT_FALSE(status.ok());
+    }
     EXPECT_NE(communicator.Barrier(), OkStatus());
   });
   EXPECT_GE(disagreements.load(), 1);
@@ -436,7 +500,8 @@ std::vector<Case> AllCases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, Collectives, testing::ValuesIn(AllCases()), [](const auto& info) {
-  return std::string(info.param.backend == Backend::kHost ? "Host" : "Fake") + std::to_string(info.param.size);
+  return std::string(info.param.backend == Backend::kHost ? "Host" : "Fake") +
+         std::to_string(info.param.size);
 });
 
 TEST(ReduceKernels, HalfConversionsRoundToNearestEvenAndKeepEveryHalf) {
@@ -449,11 +514,11 @@ TEST(ReduceKernels, HalfConversionsRoundToNearestEvenAndKeepEveryHalf) {
     }
     ASSERT_EQ(FloatToHalf(wide), half);
   }
-  EXPECT_EQ(FloatToHalf(65519.0f), 0x7bff);   // rounds down to the largest
-  EXPECT_EQ(FloatToHalf(65520.0f), 0x7c00);   // the tie goes to infinity
-  EXPECT_EQ(FloatToHalf(std::ldexp(1.0f, -25)), 0);               // tie to even: zero
+  EXPECT_EQ(FloatToHalf(65519.0f), 0x7bff);          // rounds down to the largest
+  EXPECT_EQ(FloatToHalf(65520.0f), 0x7c00);          // the tie goes to infinity
+  EXPECT_EQ(FloatToHalf(std::ldexp(1.0f, -25)), 0);  // tie to even: zero
   EXPECT_EQ(FloatToHalf(std::ldexp(1.5f, -25)), 1);
-  EXPECT_EQ(FloatToHalf(1.0f + std::ldexp(1.0f, -11)), 0x3c00);   // tie to even
+  EXPECT_EQ(FloatToHalf(1.0f + std::ldexp(1.0f, -11)), 0x3c00);  // tie to even
   EXPECT_EQ(FloatToHalf(1.0f + std::ldexp(3.0f, -11)), 0x3c02);
   EXPECT_EQ(FloatToBFloat16(1.0f + std::ldexp(1.0f, -8)), 0x3f80);
   EXPECT_EQ(FloatToBFloat16(1.0f + std::ldexp(3.0f, -8)), 0x3f82);

@@ -1,4 +1,5 @@
-// Exact reduction: the same bits for every split, the stated error, ranges, and values that are no numbers.
+// Exact reduction: the same bits for every split, the stated error, ranges, and values that are no
+// numbers.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -24,7 +25,8 @@ size_t TotalElements() {
   return total;
 }
 
-// Gradient of one micro-batch: a pure function, as protocol.md demands of samples. `range_bits`: spread of magnitudes.
+// Gradient of one micro-batch: a pure function, as protocol.md demands of samples. `range_bits`:
+// spread of magnitudes.
 std::vector<float> Gradient(uint64_t step, uint64_t micro_batch, int range_bits = 23) {
   Prng prng(step * 1000 + micro_batch);
   std::vector<float> values(TotalElements());
@@ -42,7 +44,8 @@ std::vector<std::unique_ptr<Communicator>> FakeWorld(int32_t size) {
   return ranks;
 }
 
-// Which rank computes which micro-batch. Several shapes of unevenness, some with ranks that have none.
+// Which rank computes which micro-batch. Several shapes of unevenness, some with ranks that have
+// none.
 int32_t Owner(size_t micro_batch, int32_t size, int shape) {
   switch (shape) {
     case 0: return static_cast<int32_t>(micro_batch) % size;
@@ -57,8 +60,10 @@ struct Outcome {
   std::vector<int16_t> exponents;
 };
 
-// Two steps, the second with exponents from the first; redone with raised ones if need be. Checks that all ranks agree.
-Outcome TwoSteps(std::vector<std::unique_ptr<Communicator>> ranks, int shape, const std::function<std::vector<float>(uint64_t, uint64_t)>& gradient) {
+// Two steps, the second with exponents from the first; redone with raised ones if need be. Checks
+// that all ranks agree.
+Outcome TwoSteps(std::vector<std::unique_ptr<Communicator>> ranks, int shape,
+                 const std::function<std::vector<float>(uint64_t, uint64_t)>& gradient) {
   const auto size = static_cast<int32_t>(ranks.size());
   std::vector<Outcome> outcomes(ranks.size());
   OnRanks(size, [&](int32_t rank) {
@@ -72,33 +77,41 @@ Outcome TwoSteps(std::vector<std::unique_ptr<Communicator>> ranks, int shape, co
         // Each rank in another order, for good measure.
         for (size_t i = 0; i < kMicroBatches; ++i) {
           const size_t micro_batch = rank % 2 == 0 ? i : kMicroBatches - 1 - i;
-          if (Owner(micro_batch, size, shape) == rank) reducer.Accumulate(gradient(step, micro_batch).data());
+          if (Owner(micro_batch, size, shape) == rank)
+            reducer.Accumulate(gradient(step, micro_batch).data());
         }
         ASSERT_EQ(reducer.Finish(communicator, mean.data()), OkStatus());
         uint8_t flag = reducer.out_of_range() ? 1 : 0;
-        ASSERT_EQ(communicator.AllReduce(&flag, &flag, 1, DataType::kU8, ReduceOp::kBitOr), OkStatus());
+        ASSERT_EQ(communicator.AllReduce(&flag, &flag, 1, DataType::kU8, ReduceOp::kBitOr),
+                  OkStatus());
         if (flag == 0) break;
         ASSERT_EQ(reducer.RaiseExponents(communicator), OkStatus());
       }
       EXPECT_FALSE(reducer.not_finite());
       reducer.UpdateExponents();
     }
-    outcomes[static_cast<size_t>(rank)] = {mean, {reducer.exponents().begin(), reducer.exponents().end()}};
+    outcomes[static_cast<size_t>(rank)] = {
+        mean, {reducer.exponents().begin(), reducer.exponents().end()}};
   });
   for (const Outcome& outcome : outcomes) {
-    EXPECT_EQ(std::memcmp(outcome.gradient.data(), outcomes[0].gradient.data(), outcome.gradient.size() * 4), 0);
+    EXPECT_EQ(std::memcmp(outcome.gradient.data(), outcomes[0].gradient.data(),
+                          outcome.gradient.size() * 4),
+              0);
     EXPECT_EQ(outcome.exponents, outcomes[0].exponents);
   }
   return outcomes[0];
 }
 
 TEST(ExactReduction, AnySplitOfTheMicroBatchesOverAnyRanksGivesTheSameBits) {
-  const auto gradient = [](uint64_t step, uint64_t micro_batch) { return Gradient(step, micro_batch); };
+  const auto gradient = [](uint64_t step, uint64_t micro_batch) {
+    return Gradient(step, micro_batch);
+  };
   const Outcome one = TwoSteps(FakeWorld(1), 0, gradient);
   for (int32_t size = 2; size <= 5; ++size) {
     for (int shape = 0; shape < 4; ++shape) {
       const Outcome other = TwoSteps(FakeWorld(size), shape, gradient);
-      ASSERT_EQ(std::memcmp(one.gradient.data(), other.gradient.data(), one.gradient.size() * 4), 0) << size << " ranks, shape " << shape;
+      ASSERT_EQ(std::memcmp(one.gradient.data(), other.gradient.data(), one.gradient.size() * 4), 0)
+          << size << " ranks, shape " << shape;
       ASSERT_EQ(one.exponents, other.exponents);
     }
   }
@@ -118,7 +131,8 @@ TEST(ExactReduction, OutOfRangeStepIsRedoneWithTheSameBitsForEverySplit) {
   const Outcome one = TwoSteps(FakeWorld(1), 0, gradient);
   for (int32_t size = 2; size <= 5; ++size) {
     const Outcome other = TwoSteps(FakeWorld(size), size % 4, gradient);
-    ASSERT_EQ(std::memcmp(one.gradient.data(), other.gradient.data(), one.gradient.size() * 4), 0) << size;
+    ASSERT_EQ(std::memcmp(one.gradient.data(), other.gradient.data(), one.gradient.size() * 4), 0)
+        << size;
     ASSERT_EQ(one.exponents, other.exponents);
   }
 }
@@ -150,14 +164,16 @@ TEST(ExactReduction, ErrorAgainstDoublePrecisionIsThatOfOneRounding) {
       for (size_t i = 0; i < mean.size(); ++i) {
         const double expected = reference[i] / kMicroBatches;
         exact_sum += (mean[i] - expected) * (mean[i] - expected);
-        float_sum += (static_cast<double>(sequential[i]) / kMicroBatches - expected) * (static_cast<double>(sequential[i]) / kMicroBatches - expected);
+        float_sum += (static_cast<double>(sequential[i]) / kMicroBatches - expected) *
+                     (static_cast<double>(sequential[i]) / kMicroBatches - expected);
         norm += expected * expected;
       }
       exact_error = std::sqrt(exact_sum / norm);
       float_error = std::sqrt(float_sum / norm);
       reducer.UpdateExponents();
     }
-    std::printf("range 2^%d in a block: relative error %.1e exact, %.1e sequential f32\n", range_bits, exact_error, float_error);
+    std::printf("range 2^%d in a block: relative error %.1e exact, %.1e sequential f32\n",
+                range_bits, exact_error, float_error);
     EXPECT_LT(exact_error, 3.5e-8);
     EXPECT_LT(exact_error, float_error);
   }
@@ -182,7 +198,9 @@ TEST(ExactReduction, DetectsOutOfRangePerMicroBatchWhateverTheSumIs) {
 
 TEST(ExactReduction, ReportsValuesThatAreNoNumbersAndNeverConvertsThem) {
   auto ranks = FakeWorld(1);
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+        -std::numeric_limits<float>::infinity()}) {
     ExactReducer reducer(kTensors, kMicroBatches, DataType::kF32);
     std::vector<float> values = Gradient(1, 0);
     reducer.BeginStep();
@@ -253,15 +271,18 @@ TEST(ExactReduction, TakesHalfBFloat16AndDoubleGradientsTensorByTensor) {
       for (size_t i = 0; i < expected.size(); ++i) {
         double sum = 0;
         for (int32_t from = 0; from < 2; ++from) {
-          const auto value = static_cast<float>((static_cast<int>(i) % 200 - 100) * (from == 0 ? 0.5 : 0.125));
+          const auto value =
+              static_cast<float>((static_cast<int>(i) % 200 - 100) * (from == 0 ? 0.5 : 0.125));
           double stored = value;
           if (type == DataType::kF16) stored = HalfToFloat(FloatToHalf(value));
           if (type == DataType::kBF16) stored = BFloat16ToFloat(FloatToBFloat16(value));
           sum += stored;
           if (from != rank) continue;
           if (type == DataType::kF64) reinterpret_cast<double*>(values.data())[i] = value;
-          if (type == DataType::kF16) reinterpret_cast<uint16_t*>(values.data())[i] = FloatToHalf(value);
-          if (type == DataType::kBF16) reinterpret_cast<uint16_t*>(values.data())[i] = FloatToBFloat16(value);
+          if (type == DataType::kF16)
+            reinterpret_cast<uint16_t*>(values.data())[i] = FloatToHalf(value);
+          if (type == DataType::kBF16)
+            reinterpret_cast<uint16_t*>(values.data())[i] = FloatToBFloat16(value);
         }
         expected[i] = sum / 2;
       }
@@ -270,11 +291,13 @@ TEST(ExactReduction, TakesHalfBFloat16AndDoubleGradientsTensorByTensor) {
       reducer.AccumulateTensor(0, values.data());
       std::vector<float> narrow(1507);
       std::vector<double> wide(1507);
-      void* out = type == DataType::kF64 ? static_cast<void*>(wide.data()) : static_cast<void*>(narrow.data());
+      void* out = type == DataType::kF64 ? static_cast<void*>(wide.data())
+                                         : static_cast<void*>(narrow.data());
       ASSERT_EQ(reducer.Finish(*ranks[static_cast<size_t>(rank)], out), OkStatus());
       EXPECT_FALSE(reducer.out_of_range());
       for (size_t i = 0; i < expected.size(); ++i) {
-        ASSERT_EQ(type == DataType::kF64 ? wide[i] : static_cast<double>(narrow[i]), expected[i]) << DataTypeName(type) << " " << i;
+        ASSERT_EQ(type == DataType::kF64 ? wide[i] : static_cast<double>(narrow[i]), expected[i])
+            << DataTypeName(type) << " " << i;
       }
     }
   });

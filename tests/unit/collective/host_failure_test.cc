@@ -1,7 +1,6 @@
-// What the host backend does when ranks die, stop, abort or leave. Ranks are threads where that is enough and forked
-// processes where a real death is the point.
+// What the host backend does when ranks die, stop, abort or leave. Ranks are threads where that is
+// enough and forked processes where a real death is the point.
 #include <gtest/gtest.h>
-
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -65,7 +64,8 @@ TEST(HostFailure, AbortOfOneRankFreesAllOthersInALargeTransfer) {
     std::vector<float> data(1 << 20, 1.0f);
     Status status;
     while (status.ok()) {
-      status = ranks[static_cast<size_t>(rank)]->AllReduce(data.data(), data.data(), data.size(), DataType::kF32, ReduceOp::kMax);
+      status = ranks[static_cast<size_t>(rank)]->AllReduce(data.data(), data.data(), data.size(),
+                                                           DataType::kF32, ReduceOp::kMax);
       ++rounds;
     }
     EXPECT_EQ(status.code(), StatusCode::kAborted) << status.ToString();
@@ -82,7 +82,8 @@ TEST(HostFailure, PendingAsynchronousOperationsEndWithTheAbort) {
   std::atomic<int> called{0};
   for (int i = 0; i < 50; ++i) {
     works.push_back(ranks[0]->ReceiveAsync(data.data(), data.size(), DataType::kI64, Rank(1)));
-    works.back()->OnComplete([&](const Status& status) { called += status.code() == StatusCode::kAborted ? 1 : 1000; });
+    works.back()->OnComplete(
+        [&](const Status& status) { called += status.code() == StatusCode::kAborted ? 1 : 1000; });
   }
   EXPECT_FALSE(works.front()->Done());
   ranks[0]->Abort(Aborted("stop"));
@@ -135,7 +136,8 @@ TEST(HostFailure, LeavingInGoodOrderDisturbsNobodyWhoNeedsNothingMore) {
 
 TEST(HostFailure, OperationTimesOutAsABackstopAndNamesTheRankWaitedFor) {
   HostWorld world(2);
-  auto ranks = world.Connect([](MeshOptions& options) { options.operation_timeout = Milliseconds(50); });
+  auto ranks =
+      world.Connect([](MeshOptions& options) { options.operation_timeout = Milliseconds(50); });
   int32_t value = 0;
   const Status status = ranks[0]->Receive(&value, 4, DataType::kU8, Rank(1));
   EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
@@ -171,7 +173,8 @@ TEST(HostFailure, AbortEndsAGroupCreationUnderWay) {
   EXPECT_EQ(status.code(), StatusCode::kAborted);
 }
 
-// --- Real processes -------------------------------------------------------------------------------------------------
+// --- Real processes
+// -------------------------------------------------------------------------------------------------
 
 constexpr int32_t kProcessMax = 8;
 
@@ -199,12 +202,13 @@ bool Eventually(const std::function<bool()>& condition) {
   return true;
 }
 
-// One forked process per rank. Each runs all-reduces of `count` floats until one fails, and writes down when and why;
-// an order through its pipe makes it abort, as the controller's would.
+// One forked process per rank. Each runs all-reduces of `count` floats until one fails, and writes
+// down when and why; an order through its pipe makes it abort, as the controller's would.
 class Processes {
  public:
   Processes(int32_t size, size_t count, int32_t forking_rank = -1) : size_(size) {
-    board_ = new (::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Board();
+    board_ = new (::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                         -1, 0)) Board();
     for (int32_t rank = 0; rank < size; ++rank) {
       board_->failed_peer[rank] = -1;
       int ends[2];
@@ -235,14 +239,17 @@ class Processes {
 
   Board& board() { return *board_; }
   void Signal(int32_t rank, int signal) { ::kill(pids_[static_cast<size_t>(rank)], signal); }
-  void OrderAbort(int32_t rank) { EXPECT_EQ(::write(orders_[static_cast<size_t>(rank)], "x", 1), 1); }
+  void OrderAbort(int32_t rank) {
+    EXPECT_EQ(::write(orders_[static_cast<size_t>(rank)], "x", 1), 1);
+  }
 
   // Waits until all but `except` are out of their operation; the longest time since `since`.
   double MillisecondsUntilFree(int32_t except, int64_t since) {
     double longest = 0;
     for (int32_t rank = 0; rank < size_; ++rank) {
       if (rank == except) continue;
-      EXPECT_TRUE(Eventually([&] { return board_->freed_at[rank].load() != 0; })) << "rank " << rank;
+      EXPECT_TRUE(Eventually([&] { return board_->freed_at[rank].load() != 0; }))
+          << "rank " << rank;
       longest = std::max(longest, static_cast<double>(board_->freed_at[rank].load() - since) / 1e6);
       EXPECT_EQ(board_->code[rank].load(), static_cast<int32_t>(StatusCode::kAborted));
     }
@@ -253,7 +260,8 @@ class Processes {
   void RunRank(int32_t rank, size_t count, int orders, bool forks) {
     auto listener = MeshListener::Create({});
     if (!listener.ok()) return;
-    std::snprintf(board_->address[rank], sizeof(board_->address[rank]), "%s", (*listener)->address().c_str());
+    std::snprintf(board_->address[rank], sizeof(board_->address[rank]), "%s",
+                  (*listener)->address().c_str());
     ++board_->published;
     if (!Eventually([&] { return board_->published.load() == size_; })) return;
     MeshOptions options;
@@ -281,7 +289,8 @@ class Processes {
     std::vector<float> data(count, 1.0f);
     Status status;
     while (status.ok()) {
-      status = communicator.AllReduce(data.data(), data.data(), count, DataType::kF32, ReduceOp::kMax);
+      status =
+          communicator.AllReduce(data.data(), data.data(), count, DataType::kF32, ReduceOp::kMax);
       ++board_->rounds[rank];
     }
     const auto peer = communicator.failed_peer();
@@ -305,11 +314,14 @@ TEST(HostProcesses, KilledRankFreesAllSurvivorsAndIsNamed) {
     const int64_t killed = NowNs();
     processes.Signal(2, SIGKILL);
     const double freed = processes.MillisecondsUntilFree(2, killed);
-    std::printf("kill -9 of one of 5 in all-reduces of %zu KiB: last survivor free after %.2f ms\n", count / 256, freed);
+    std::printf("kill -9 of one of 5 in all-reduces of %zu KiB: last survivor free after %.2f ms\n",
+                count / 256, freed);
     EXPECT_LT(freed, kGenerousMs);
-    // Whoever saw it first blames the right rank. The others may have seen the first one's abort before.
+    // Whoever saw it first blames the right rank. The others may have seen the first one's abort
+    // before.
     bool named = false;
-    for (const int32_t rank : {0, 1, 3, 4}) named = named || processes.board().failed_peer[rank] == 2;
+    for (const int32_t rank : {0, 1, 3, 4})
+      named = named || processes.board().failed_peer[rank] == 2;
     EXPECT_TRUE(named);
   }
 }
@@ -322,7 +334,10 @@ TEST(HostProcesses, StoppedRankIsLeftBehindByAnOrderedAbort) {
     const int64_t ordered = NowNs();
     for (const int32_t rank : {0, 2, 3}) processes.OrderAbort(rank);
     const double freed = processes.MillisecondsUntilFree(1, ordered);
-    std::printf("abort beside a stopped rank of 4 in all-reduces of %zu KiB: last survivor free after %.2f ms\n", count / 256, freed);
+    std::printf(
+        "abort beside a stopped rank of 4 in all-reduces of %zu KiB: last survivor free after %.2f "
+        "ms\n",
+        count / 256, freed);
     EXPECT_LT(freed, kGenerousMs);
     processes.Signal(1, SIGCONT);
     processes.OrderAbort(1);
@@ -344,7 +359,8 @@ TEST(HostProcesses, ForkedChildThatOutlivesItsRankDoesNotHideTheDeath) {
   const int64_t killed = NowNs();
   processes.Signal(1, SIGKILL);
   EXPECT_LT(processes.MillisecondsUntilFree(1, killed), kGenerousMs);
-  EXPECT_EQ(::kill(processes.board().orphan.load(), 0), 0) << "the child must still live for this to show anything";
+  EXPECT_EQ(::kill(processes.board().orphan.load(), 0), 0)
+      << "the child must still live for this to show anything";
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 // How the host mesh forms, and whom it keeps out.
 #include <gtest/gtest.h>
-
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -18,7 +17,8 @@ namespace {
 Descriptor Dial(const std::string& address) {
   const SocketAddress target = *ParseAddress(address);
   Descriptor socket(::socket(target.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&target.storage), target.bytes), 0);
+  EXPECT_EQ(
+      ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&target.storage), target.bytes), 0);
   return socket;
 }
 
@@ -35,7 +35,12 @@ bool ClosesWithoutAnswer(const Descriptor& socket) {
 }
 
 MeshHello GoodHello(uint64_t generation = 1) {
-  return {.job_uid = JobUid("job-1"), .generation = Generation(generation), .group = GroupId(0), .from = 1, .to = 0, .token = TestToken()};
+  return {.job_uid = JobUid("job-1"),
+          .generation = Generation(generation),
+          .group = GroupId(0),
+          .from = 1,
+          .to = 0,
+          .token = TestToken()};
 }
 
 TEST(MeshListener, KnowsItsAddressBeforeAnyGeneration) {
@@ -43,8 +48,11 @@ TEST(MeshListener, KnowsItsAddressBeforeAnyGeneration) {
   EXPECT_TRUE(listener->address().starts_with("127.0.0.1:"));
   EXPECT_FALSE(listener->address().ends_with(":0"));
   EXPECT_TRUE((*MeshListener::Create({.interface = "lo"}))->address().starts_with("127.0.0.1:"));
-  EXPECT_TRUE((*MeshListener::Create({.interface = "0.0.0.0", .advertised_host = "10.1.2.3"}))->address().starts_with("10.1.2.3:"));
-  EXPECT_EQ(MeshListener::Create({.interface = "no-such-interface"}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_TRUE((*MeshListener::Create({.interface = "0.0.0.0", .advertised_host = "10.1.2.3"}))
+                  ->address()
+                  .starts_with("10.1.2.3:"));
+  EXPECT_EQ(MeshListener::Create({.interface = "no-such-interface"}).status().code(),
+            StatusCode::kInvalidArgument);
 }
 
 TEST(MeshFirstMessage, SurvivesEncodingAndRefusesOtherVersions) {
@@ -81,7 +89,9 @@ TEST(HostMesh, SixteenRanksConnectInParallel) {
   auto ranks = world.Connect();
   const auto took = std::chrono::steady_clock::now() - start;
   std::printf("16-rank mesh, threads of one process: %.1f ms\n", ToMilliseconds(took));
-  OnRanks(16, [&](int32_t rank) { EXPECT_EQ(ranks[static_cast<size_t>(rank)]->Barrier(), OkStatus()); });
+  OnRanks(16, [&](int32_t rank) {
+    EXPECT_EQ(ranks[static_cast<size_t>(rank)]->Barrier(), OkStatus());
+  });
   EXPECT_LT(took, Seconds(5));
 }
 
@@ -97,7 +107,8 @@ TEST(HostMesh, StaleGenerationIsRefusedAndCounted) {
 
   // A rank that wakes in an old generation cannot even register.
   EXPECT_EQ(ConnectMesh(world.Options(0, 4)).status().code(), StatusCode::kAborted);
-  OnRanks(2, [&](int32_t rank) { EXPECT_EQ(ranks[static_cast<size_t>(rank)]->Barrier(), OkStatus()); });
+  OnRanks(
+      2, [&](int32_t rank) { EXPECT_EQ(ranks[static_cast<size_t>(rank)]->Barrier(), OkStatus()); });
 }
 
 TEST(HostMesh, ParkedConnectionOfAnOldGenerationIsClosedWhenANewerOneStarts) {
@@ -109,7 +120,8 @@ TEST(HostMesh, ParkedConnectionOfAnOldGenerationIsClosedWhenANewerOneStarts) {
   auto ranks = world.Connect([](MeshOptions& options) { options.generation = Generation(4); });
   EXPECT_TRUE(ClosesWithoutAnswer(early));
   EXPECT_EQ(world.listener(0).counters().refused_stale, 1u);
-  OnRanks(2, [&](int32_t rank) { EXPECT_EQ(ranks[static_cast<size_t>(rank)]->Barrier(), OkStatus()); });
+  OnRanks(
+      2, [&](int32_t rank) { EXPECT_EQ(ranks[static_cast<size_t>(rank)]->Barrier(), OkStatus()); });
 }
 
 TEST(HostMesh, WrongTokenWrongJobAndWrongRanksAreRefused) {
@@ -129,7 +141,8 @@ TEST(HostMesh, WrongTokenWrongJobAndWrongRanksAreRefused) {
   }
   EXPECT_EQ(world.listener(0).counters().refused_foreign, 5u);
   EXPECT_EQ(world.listener(0).counters().accepted, 1u);
-  OnRanks(2, [&](int32_t rank) { EXPECT_EQ(ranks[static_cast<size_t>(rank)]->Barrier(), OkStatus()); });
+  OnRanks(
+      2, [&](int32_t rank) { EXPECT_EQ(ranks[static_cast<size_t>(rank)]->Barrier(), OkStatus()); });
 }
 
 TEST(HostMesh, RankWithAWrongTokenNeverConnects) {
@@ -140,7 +153,8 @@ TEST(HostMesh, RankWithAWrongTokenNeverConnects) {
     if (rank == 1) options.token = TestToken(9);
     const Status status = ConnectMesh(options).status();
     EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded) << status.ToString();
-    EXPECT_NE(status.message().find(std::to_string(1 - rank)), std::string::npos) << status.ToString();
+    EXPECT_NE(status.message().find(std::to_string(1 - rank)), std::string::npos)
+        << status.ToString();
   });
   EXPECT_GE(world.listener(0).counters().refused_foreign, 1u);
 }
@@ -157,14 +171,16 @@ TEST(HostMesh, PortScannersDoNotDisturb) {
   scanners.push_back(Dial(world.listener(0).address()));
   SendAll(scanners.back(), noise.data(), noise.size());
   auto ranks = world.Connect();
-  OnRanks(3, [&](int32_t rank) { EXPECT_EQ(ranks[static_cast<size_t>(rank)]->Barrier(), OkStatus()); });
+  OnRanks(
+      3, [&](int32_t rank) { EXPECT_EQ(ranks[static_cast<size_t>(rank)]->Barrier(), OkStatus()); });
   EXPECT_TRUE(ClosesWithoutAnswer(scanners.back()));
   scanners.clear();
   while (world.listener(0).counters().refused_garbage < 25) std::this_thread::yield();
 }
 
 TEST(HostMesh, ConnectionsThatStaySilentAreClosedAndTheirNumberIsLimited) {
-  auto listener = *MeshListener::Create({.first_message_timeout = Milliseconds(50), .waiting_max = 2});
+  auto listener =
+      *MeshListener::Create({.first_message_timeout = Milliseconds(50), .waiting_max = 2});
   const Descriptor a = Dial(listener->address());
   const Descriptor b = Dial(listener->address());
   const Descriptor c = Dial(listener->address());
@@ -177,8 +193,11 @@ TEST(HostMesh, ConnectionsThatStaySilentAreClosedAndTheirNumberIsLimited) {
 TEST(HostMesh, ConnectsAgainInTheNextGenerationOverTheSameListeners) {
   HostWorld world(3);
   for (uint64_t generation = 1; generation <= 5; ++generation) {
-    auto ranks = world.Connect([&](MeshOptions& options) { options.generation = Generation(generation); });
-    OnRanks(3, [&](int32_t rank) { EXPECT_EQ(ranks[static_cast<size_t>(rank)]->Barrier(), OkStatus()); });
+    auto ranks =
+        world.Connect([&](MeshOptions& options) { options.generation = Generation(generation); });
+    OnRanks(3, [&](int32_t rank) {
+      EXPECT_EQ(ranks[static_cast<size_t>(rank)]->Barrier(), OkStatus());
+    });
     ranks[1]->Abort(Aborted("next generation"));
   }
 }
@@ -196,9 +215,13 @@ TEST(HostMesh, OnlyChordLinksAreMadeAtFirst) {
   // Rank 0 accepts from all its chord peers: distances 1, 2, 4 both ways, which are five.
   EXPECT_EQ(world.listener(0).counters().accepted, 5u);
   OnRanks(8, [&](int32_t rank) {
-    if (rank == 0) { EXPECT_EQ(ranks[0]->Send(&rank, 4, DataType::kU8, Rank(3)), OkStatus()); }
+    if (rank == 0) {
+      EXPECT_EQ(ranks[0]->Send(&rank, 4, DataType::kU8, Rank(3)), OkStatus());
+    }
     int32_t got = -1;
-    if (rank == 3) { EXPECT_EQ(ranks[3]->Receive(&got, 4, DataType::kU8, Rank(0)), OkStatus()); }
+    if (rank == 3) {
+      EXPECT_EQ(ranks[3]->Receive(&got, 4, DataType::kU8, Rank(0)), OkStatus());
+    }
   });
   EXPECT_EQ(world.listener(0).counters().accepted, 6u);
 }

@@ -1,4 +1,6 @@
 // The commit vote: what passes, what must never pass, on both backends.
+#include "worker/collective/vote.h"
+
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -7,7 +9,6 @@
 
 #include "tests/unit/collective/world.h"
 #include "worker/collective/fake/fake_fabric.h"
-#include "worker/collective/vote.h"
 
 namespace everstep::collective {
 namespace {
@@ -24,8 +25,13 @@ class VoteWorlds : public testing::TestWithParam<int32_t> {
 };
 
 VoteBallot Ballot(int32_t rank, int64_t step = 10) {
-  return {.generation = Generation(1), .step = Step(step), .protected_step_min = 100 - rank,
-          .pending_generation_max = static_cast<uint64_t>(rank), .flags_or = 0, .digest_low = 5, .digest_high = 6};
+  return {.generation = Generation(1),
+          .step = Step(step),
+          .protected_step_min = 100 - rank,
+          .pending_generation_max = static_cast<uint64_t>(rank),
+          .flags_or = 0,
+          .digest_low = 5,
+          .digest_high = 6};
 }
 
 TEST_P(VoteWorlds, PassesWithMinimumMaximumAndFlagsOfAllRanksStepAfterStep) {
@@ -36,7 +42,8 @@ TEST_P(VoteWorlds, PassesWithMinimumMaximumAndFlagsOfAllRanksStepAfterStep) {
         if (rank == GetParam() - 1 && step == 7) mine.flags_or = kVoteOutOfRange;
         std::mutex mutex;
         int passed = 0;
-        const auto result = Vote(*ranks[static_cast<size_t>(rank)], mine, {&mutex, [] { return false; }, [&] { ++passed; }});
+        const auto result = Vote(*ranks[static_cast<size_t>(rank)], mine,
+                                 {&mutex, [] { return false; }, [&] { ++passed; }});
         ASSERT_TRUE(result.ok()) << result.status().ToString();
         EXPECT_EQ(result->step, Step(step));
         EXPECT_EQ(result->protected_step_min, 100 - (GetParam() - 1));
@@ -64,9 +71,11 @@ TEST_P(VoteWorlds, BallotForAnotherStepNeverPassesAnywhere) {
   for (int32_t odd = 0; odd < GetParam(); ++odd) {
     for (auto& ranks : {Host(), Fake()}) {
       OnRanks(GetParam(), [&](int32_t rank) {
-        const auto result = Vote(*ranks[static_cast<size_t>(rank)], Ballot(rank, rank == odd ? 9 : 10), {});
+        const auto result =
+            Vote(*ranks[static_cast<size_t>(rank)], Ballot(rank, rank == odd ? 9 : 10), {});
         ASSERT_FALSE(result.ok()) << "rank " << rank;
-        EXPECT_TRUE(result.status().code() == StatusCode::kInternal || result.status().code() == StatusCode::kAborted);
+        EXPECT_TRUE(result.status().code() == StatusCode::kInternal ||
+                    result.status().code() == StatusCode::kAborted);
       });
     }
   }
@@ -98,21 +107,24 @@ TEST_P(VoteWorlds, RankWithAFlaggedAbortContributesNothing) {
   }
 }
 
-// The flag rises between contribution and result: this rank must not apply although the result says so.
+// The flag rises between contribution and result: this rank must not apply although the result says
+// so.
 TEST_P(VoteWorlds, AbortFlaggedDuringTheVoteKeepsThisRankFromApplying) {
   auto ranks = Fake();
   OnRanks(GetParam(), [&](int32_t rank) {
     std::mutex mutex;
     int looks = 0;
     bool passed = false;
-    const auto result = Vote(*ranks[static_cast<size_t>(rank)], Ballot(rank),
-                             {&mutex, [&] { return rank == 0 && ++looks == 2; }, [&] { passed = true; }});
+    const auto result =
+        Vote(*ranks[static_cast<size_t>(rank)], Ballot(rank),
+             {&mutex, [&] { return rank == 0 && ++looks == 2; }, [&] { passed = true; }});
     if (rank == 0) {
       EXPECT_EQ(result.status().code(), StatusCode::kAborted);
       EXPECT_FALSE(passed);
       EXPECT_EQ(looks, 2);
     } else {
-      // The others hold either the result or the news of the abort: the step is undecided, which Collect resolves.
+      // The others hold either the result or the news of the abort: the step is undecided, which
+      // Collect resolves.
       EXPECT_EQ(passed, result.ok());
     }
   });
@@ -125,11 +137,20 @@ TEST_P(VoteWorlds, FlagIsReadUnderTheMutex) {
     int looks = 0;
     const auto held = [&] {
       bool free = false;
-      std::thread([&] { free = mutex.try_lock(); if (free) mutex.unlock(); }).join();
+      std::thread([&] {
+        free = mutex.try_lock();
+        if (free) mutex.unlock();
+      }).join();
       return !free;
     };
     const auto result = Vote(*ranks[static_cast<size_t>(rank)], Ballot(rank),
-                             {&mutex, [&] { EXPECT_TRUE(held()); ++looks; return false; }, [&] { EXPECT_TRUE(held()); }});
+                             {&mutex,
+                              [&] {
+                                EXPECT_TRUE(held());
+                                ++looks;
+                                return false;
+                              },
+                              [&] { EXPECT_TRUE(held()); }});
     EXPECT_TRUE(result.ok());
     EXPECT_EQ(looks, 2);
   });
@@ -155,12 +176,15 @@ TEST_P(VoteWorlds, DeathAtAnyMessageNeverLetsAVoteWithoutABallotPass) {
       OnRanks(GetParam(), [&](int32_t rank) {
         if (Vote(*ranks[static_cast<size_t>(rank)], Ballot(rank), {}).ok()) ++passed;
       });
-      if (passed > 0) { EXPECT_EQ(delivered_up.load(), GetParam() - 1); }
+      if (passed > 0) {
+        EXPECT_EQ(delivered_up.load(), GetParam() - 1);
+      }
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, VoteWorlds, testing::Values(1, 2, 3, 4, 5, 8), [](const auto& info) { return "Ranks" + std::to_string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Sizes, VoteWorlds, testing::Values(1, 2, 3, 4, 5, 8),
+                         [](const auto& info) { return "Ranks" + std::to_string(info.param); });
 
 }  // namespace
 }  // namespace everstep::collective

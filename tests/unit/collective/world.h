@@ -1,4 +1,5 @@
-// Worlds for the collective tests: N ranks as threads of one process, each with its own listener and sockets.
+// Worlds for the collective tests: N ranks as threads of one process, each with its own listener
+// and sockets.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -57,7 +58,8 @@ class HostWorld {
     return options;
   }
 
-  std::vector<std::unique_ptr<Communicator>> Connect(const std::function<void(MeshOptions&)>& adjust = nullptr) {
+  std::vector<std::unique_ptr<Communicator>> Connect(
+      const std::function<void(MeshOptions&)>& adjust = nullptr) {
     std::vector<std::unique_ptr<Communicator>> ranks(listeners_.size());
     OnRanks(size(), [&](int32_t rank) {
       MeshOptions options = Options(rank);

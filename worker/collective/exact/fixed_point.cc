@@ -9,7 +9,8 @@ namespace {
 
 template <typename T>
 void Convert(const int64_t* sums, T* out, size_t count, double scale, double divisor) {
-  for (size_t i = 0; i < count; ++i) out[i] = static_cast<T>(static_cast<double>(sums[i]) * scale / divisor);
+  for (size_t i = 0; i < count; ++i)
+    out[i] = static_cast<T>(static_cast<double>(sums[i]) * scale / divisor);
 }
 
 }  // namespace
@@ -20,7 +21,8 @@ FixedPointLoops LoopsForAvx512(DataType type);
 
 FixedPointLoops LoopsFor(DataType type) {
 #ifdef EVERSTEP_HAVE_AVX512_LOOPS
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl")) {
     return LoopsForAvx512(type);
   }
 #endif

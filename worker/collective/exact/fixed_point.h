@@ -1,5 +1,6 @@
-// The inner loops of exact reduction. Pure functions on host memory. Compiled twice, for the baseline and for AVX-512
-// (which has 64-bit conversions); all versions give the same bits, because every step is exact or rounds to nearest even.
+// The inner loops of exact reduction. Pure functions on host memory. Compiled twice, for the
+// baseline and for AVX-512 (which has 64-bit conversions); all versions give the same bits, because
+// every step is exact or rounds to nearest even.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,8 @@
 namespace everstep::collective {
 
 struct FixedPointLoops {
-  // Largest |value| of a block as the bits of a double (sign cleared): NaN and infinity come out above all others.
+  // Largest |value| of a block as the bits of a double (sign cleared): NaN and infinity come out
+  // above all others.
   uint64_t (*largest)(const void* values, size_t count);
   // sums[i] += round(values[i] * scale). REQUIRES: all values finite and |values[i] * scale| < 2^62
   void (*add)(int64_t* sums, const void* values, size_t count, double scale);

@@ -1,5 +1,7 @@
 #include "worker/collective/fake/fake_fabric.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -7,8 +9,6 @@
 #include <deque>
 #include <map>
 #include <mutex>
-
-#include <fmt/format.h>
 
 #include "worker/collective/engine_communicator.h"
 
@@ -29,10 +29,16 @@ class FakeFabric::State {
   };
 
   State(int32_t size_, Generation generation_, GroupId group_, Duration timeout)
-      : size(size_), generation(generation_), group(group_), operation_timeout(timeout),
-        health(static_cast<size_t>(size_), Health::kAlive), pipes(static_cast<size_t>(size_) * static_cast<size_t>(size_)) {}
+      : size(size_),
+        generation(generation_),
+        group(group_),
+        operation_timeout(timeout),
+        health(static_cast<size_t>(size_), Health::kAlive),
+        pipes(static_cast<size_t>(size_) * static_cast<size_t>(size_)) {}
 
-  Pipe& PipeOf(int32_t from, int32_t to) { return pipes[static_cast<size_t>(from) * static_cast<size_t>(size) + static_cast<size_t>(to)]; }
+  Pipe& PipeOf(int32_t from, int32_t to) {
+    return pipes[static_cast<size_t>(from) * static_cast<size_t>(size) + static_cast<size_t>(to)];
+  }
   Health& HealthOf(int32_t rank) { return health[static_cast<size_t>(rank)]; }
 
   void Kill(int32_t rank, FakeDeath how) {
@@ -43,7 +49,8 @@ class FakeFabric::State {
       changed.notify_all();
       for (const auto& [id, made] : groups) {
         for (size_t i = 0; i < made.members.size(); ++i) {
-          if (made.members[i].value == rank) inner.emplace_back(made.state, static_cast<int32_t>(i));
+          if (made.members[i].value == rank)
+            inner.emplace_back(made.state, static_cast<int32_t>(i));
         }
       }
     }
@@ -72,7 +79,8 @@ class FakeFabric::State {
 class FakeTransport : public Transport {
  public:
   using State = FakeFabric::State;
-  FakeTransport(std::shared_ptr<State> state, int32_t rank) : state_(std::move(state)), rank_(rank) {}
+  FakeTransport(std::shared_ptr<State> state, int32_t rank)
+      : state_(std::move(state)), rank_(rank) {}
 
   int32_t rank() const override { return rank_; }
   int32_t size() const override { return state_->size; }
@@ -117,8 +125,10 @@ class FakeTransport : public Transport {
     State::Message message = std::move(pipe.messages.front());
     pipe.messages.pop_front();
     if (message.tag != tag_ || message.bytes.size() != in.bytes) {
-      return Internal(fmt::format("ranks disagree: rank {} sent {} bytes of operation {} where rank {} expects {} bytes of operation {}",
-                                  in.peer, message.bytes.size(), message.tag.kind, rank_, in.bytes, tag_.kind));
+      return Internal(
+          fmt::format("ranks disagree: rank {} sent {} bytes of operation {} where rank {} expects "
+                      "{} bytes of operation {}",
+                      in.peer, message.bytes.size(), message.tag.kind, rank_, in.bytes, tag_.kind));
     }
     if (in.bytes != 0) std::memcpy(in.data, message.bytes.data(), in.bytes);
     return OkStatus();
@@ -147,7 +157,8 @@ class FakeTransport : public Transport {
     for (int32_t peer = 0; peer < state_->size; ++peer) {
       const State::Health health = state_->HealthOf(peer);
       if (health == State::Health::kAborted) return Aborted(fmt::format("rank {} aborted", peer));
-      if (health == State::Health::kDead) return Lost(peer, fmt::format("lost rank {}: connection closed", peer));
+      if (health == State::Health::kDead)
+        return Lost(peer, fmt::format("lost rank {}: connection closed", peer));
     }
     return OkStatus();
   }
@@ -178,7 +189,8 @@ class FakeCommunicator : public EngineCommunicator {
       : EngineCommunicator({state->generation, state->group, {.deterministic = true}},
                            std::make_unique<FakeTransport>(state, rank)) {}
 
-  Result<std::unique_ptr<Communicator>> CreateGroup(std::span<const Rank> ranks, GroupId id) override {
+  Result<std::unique_ptr<Communicator>> CreateGroup(std::span<const Rank> ranks,
+                                                    GroupId id) override {
     State& state = static_cast<FakeTransport&>(transport()).state();
     const std::vector<Rank> members(ranks.begin(), ranks.end());
     int32_t mine = kNobody;
@@ -189,20 +201,24 @@ class FakeCommunicator : public EngineCommunicator {
       }
       if (members[i] == rank()) mine = static_cast<int32_t>(i);
     }
-    if (mine == kNobody || id.value == 0) return InvalidArgument("a group is created by its members, with an id of its own");
+    if (mine == kNobody || id.value == 0)
+      return InvalidArgument("a group is created by its members, with an id of its own");
 
     std::unique_lock lock(state.mutex);
     State::Group& group = state.groups[id];
     if (group.state == nullptr) {
       group.members = members;
-      group.state = std::make_shared<State>(static_cast<int32_t>(members.size()), state.generation, id, state.operation_timeout);
+      group.state = std::make_shared<State>(static_cast<int32_t>(members.size()), state.generation,
+                                            id, state.operation_timeout);
     }
-    if (group.members != members) return InvalidArgument("the members do not agree about the group");
+    if (group.members != members)
+      return InvalidArgument("the members do not agree about the group");
     ++group.joined;
     state.changed.notify_all();
     const auto deadline = std::chrono::steady_clock::now() + state.operation_timeout;
     while (group.joined < members.size()) {
-      if (aborted() || state.HealthOf(rank().value) != State::Health::kAlive) return Aborted("creating the group was aborted");
+      if (aborted() || state.HealthOf(rank().value) != State::Health::kAlive)
+        return Aborted("creating the group was aborted");
       if (state.changed.wait_until(lock, deadline) == std::cv_status::timeout) {
         return DeadlineExceeded("not all members came to create the group");
       }
@@ -214,7 +230,8 @@ class FakeCommunicator : public EngineCommunicator {
 }  // namespace
 
 FakeFabric::FakeFabric(const Options& options)
-    : state_(std::make_shared<State>(options.size, options.generation, GroupId(0), options.operation_timeout)) {}
+    : state_(std::make_shared<State>(options.size, options.generation, GroupId(0),
+                                     options.operation_timeout)) {}
 
 FakeFabric::~FakeFabric() = default;
 

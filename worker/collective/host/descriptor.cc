@@ -11,8 +11,8 @@
 namespace everstep::collective {
 namespace {
 
-// One bit per descriptor number, set while we own it. Constant-initialised; descriptors above the limit are simply
-// not closed in children. Only async-signal-safe calls are made in the child.
+// One bit per descriptor number, set while we own it. Constant-initialised; descriptors above the
+// limit are simply not closed in children. Only async-signal-safe calls are made in the child.
 constexpr int kDescriptorLimit = 65536;
 constinit std::array<std::atomic<uint64_t>, kDescriptorLimit / 64> g_owned{};
 constinit std::once_flag g_registered;
@@ -33,12 +33,14 @@ void CloseAllInChild() {
 void CloseInForkedChildren(int fd) {
   if (fd >= kDescriptorLimit) return;
   std::call_once(g_registered, [] { ::pthread_atfork(nullptr, nullptr, &CloseAllInChild); });
-  g_owned[static_cast<size_t>(fd) / 64].fetch_or(uint64_t{1} << (fd % 64), std::memory_order_relaxed);
+  g_owned[static_cast<size_t>(fd) / 64].fetch_or(uint64_t{1} << (fd % 64),
+                                                 std::memory_order_relaxed);
 }
 
 void StopClosingInForkedChildren(int fd) {
   if (fd >= kDescriptorLimit) return;
-  g_owned[static_cast<size_t>(fd) / 64].fetch_and(~(uint64_t{1} << (fd % 64)), std::memory_order_relaxed);
+  g_owned[static_cast<size_t>(fd) / 64].fetch_and(~(uint64_t{1} << (fd % 64)),
+                                                  std::memory_order_relaxed);
 }
 
 void Descriptor::Remember(int fd) { CloseInForkedChildren(fd); }
@@ -46,7 +48,8 @@ void Descriptor::Remember(int fd) { CloseInForkedChildren(fd); }
 void Descriptor::ForgetAndClose(int fd) {
   if (fd < kDescriptorLimit) {
     const uint64_t bit = uint64_t{1} << (fd % 64);
-    const uint64_t before = g_owned[static_cast<size_t>(fd) / 64].fetch_and(~bit, std::memory_order_relaxed);
+    const uint64_t before =
+        g_owned[static_cast<size_t>(fd) / 64].fetch_and(~bit, std::memory_order_relaxed);
     if ((before & bit) == 0) return;  // forked child: the number may be somebody else's by now
   }
   ::close(fd);

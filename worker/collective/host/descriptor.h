@@ -1,7 +1,7 @@
-// Descriptor: owns one file descriptor. All descriptors of the collectives live in such objects, because each is
-// closed in a forked child that never calls exec (a data-loader process, say): a child that outlives its rank must
-// not hold the rank's connections open and so hide its death from the peers. Exec'd children are covered by
-// close-on-exec. Thread-compatible.
+// Descriptor: owns one file descriptor. All descriptors of the collectives live in such objects,
+// because each is closed in a forked child that never calls exec (a data-loader process, say): a
+// child that outlives its rank must not hold the rank's connections open and so hide its death from
+// the peers. Exec'd children are covered by close-on-exec. Thread-compatible.
 #pragma once
 
 #include <utility>
@@ -34,11 +34,13 @@ class Descriptor {
 
  private:
   static void Remember(int fd);
-  static void ForgetAndClose(int fd);  // does nothing in a child in which the descriptor was closed at fork
+  static void ForgetAndClose(
+      int fd);  // does nothing in a child in which the descriptor was closed at fork
   int fd_ = -1;
 };
 
-// For a descriptor that a library owns (a listening socket inside Asio): closed in forked children too.
+// For a descriptor that a library owns (a listening socket inside Asio): closed in forked children
+// too.
 void CloseInForkedChildren(int fd);
 void StopClosingInForkedChildren(int fd);
 

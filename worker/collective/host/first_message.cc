@@ -9,7 +9,8 @@ namespace {
 
 template <typename T>
 std::byte* Put(std::byte* at, T value) {
-  for (size_t i = 0; i < sizeof(T); ++i) at[i] = static_cast<std::byte>(static_cast<uint64_t>(value) >> (8 * i));
+  for (size_t i = 0; i < sizeof(T); ++i)
+    at[i] = static_cast<std::byte>(static_cast<uint64_t>(value) >> (8 * i));
   return at + sizeof(T);
 }
 

@@ -1,8 +1,11 @@
-// The first bytes on each connection between ranks, both ways. Fixed size, little-endian. Pure functions.
+// The first bytes on each connection between ranks, both ways. Fixed size, little-endian. Pure
+// functions.
 //
-//   connector sends  magic "ESMESH1\n" | version u32 | uid bytes u32 | generation u64 | group u64 | from i32 | to i32 |
+//   connector sends  magic "ESMESH1\n" | version u32 | uid bytes u32 | generation u64 | group u64 |
+//   from i32 | to i32 |
 //                    token 16 | uid 256, zero-padded
-//   acceptor answers magic "ESMESHA\n" | generation u64 | group u64 | rank i32 | 0 u32, once a mesh has taken it
+//   acceptor answers magic "ESMESHA\n" | generation u64 | group u64 | rank i32 | 0 u32, once a mesh
+//   has taken it
 #pragma once
 
 #include <array>

@@ -1,9 +1,9 @@
 #include "worker/collective/host/host_communicator.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <set>
-
-#include <fmt/format.h>
 
 #include "worker/collective/engine_communicator.h"
 #include "worker/collective/host/mesh_connector.h"
@@ -42,25 +42,32 @@ Status Validate(const MeshOptions& options) {
   const auto in_world = [&](Rank rank) {
     return rank.value >= 0 && rank.value < static_cast<int32_t>(options.addresses.size());
   };
-  if (options.addresses.empty() || options.addresses.size() > kWorldSizeMax) return InvalidArgument("bad world size");
-  if (!in_world(options.rank)) return InvalidArgument(fmt::format("rank {} is not in the world", options.rank.value));
+  if (options.addresses.empty() || options.addresses.size() > kWorldSizeMax)
+    return InvalidArgument("bad world size");
+  if (!in_world(options.rank))
+    return InvalidArgument(fmt::format("rank {} is not in the world", options.rank.value));
   if (options.listener == nullptr) return InvalidArgument("no listener");
-  if (options.job_uid.value.size() > kJobUidBytesMax) return InvalidArgument("the job uid is too long");
+  if (options.job_uid.value.size() > kJobUidBytesMax)
+    return InvalidArgument("the job uid is too long");
   for (const auto& [a, b] : options.extra_links) {
-    if (!in_world(a) || !in_world(b)) return InvalidArgument("an extra link names a rank that is not in the world");
+    if (!in_world(a) || !in_world(b))
+      return InvalidArgument("an extra link names a rank that is not in the world");
   }
   return OkStatus();
 }
 
-Result<std::unique_ptr<Communicator>> Connect(const MeshOptions& options, std::vector<int> abort_fds);
+Result<std::unique_ptr<Communicator>> Connect(const MeshOptions& options,
+                                              std::vector<int> abort_fds);
 
 class HostCommunicator : public EngineCommunicator {
  public:
   HostCommunicator(MeshOptions options, std::unique_ptr<SocketTransport> transport)
-      : EngineCommunicator({options.generation, options.group, {.deterministic = true}}, std::move(transport)),
+      : EngineCommunicator({options.generation, options.group, {.deterministic = true}},
+                           std::move(transport)),
         options_(std::move(options)) {}
 
-  Result<std::unique_ptr<Communicator>> CreateGroup(std::span<const Rank> ranks, GroupId id) override {
+  Result<std::unique_ptr<Communicator>> CreateGroup(std::span<const Rank> ranks,
+                                                    GroupId id) override {
     MeshOptions options = options_;
     options.addresses.clear();
     options.extra_links.clear();
@@ -78,7 +85,8 @@ class HostCommunicator : public EngineCommunicator {
       }
       options.addresses.push_back(options_.addresses[static_cast<size_t>(rank.value)]);
     }
-    if (!member || id.value == 0) return InvalidArgument("a group is created by its members, with an id of its own");
+    if (!member || id.value == 0)
+      return InvalidArgument("a group is created by its members, with an id of its own");
     if (aborted()) return Aborted("communicator aborted: " + abort_reason().message());
     return Connect(options, {static_cast<SocketTransport&>(transport()).shutdown_fd()});
   }
@@ -87,24 +95,29 @@ class HostCommunicator : public EngineCommunicator {
   const MeshOptions options_;
 };
 
-Result<std::unique_ptr<Communicator>> Connect(const MeshOptions& options, std::vector<int> abort_fds) {
+Result<std::unique_ptr<Communicator>> Connect(const MeshOptions& options,
+                                              std::vector<int> abort_fds) {
   EVERSTEP_RETURN_IF_ERROR(Validate(options));
-  EVERSTEP_ASSIGN_OR_RETURN(std::unique_ptr<MeshConnector> connector, MeshConnector::Create(options));
+  EVERSTEP_ASSIGN_OR_RETURN(std::unique_ptr<MeshConnector> connector,
+                            MeshConnector::Create(options));
   const std::vector<int32_t> peers = PeersOf(options);
   using Links = std::map<int32_t, Descriptor>;
   EVERSTEP_ASSIGN_OR_RETURN(Links links, connector->Connect(peers, options.deadline, abort_fds));
-  auto transport = std::make_unique<SocketTransport>(options.rank.value, static_cast<int32_t>(options.addresses.size()),
-                                                     options.operation_timeout, std::move(connector), std::move(links));
+  auto transport = std::make_unique<SocketTransport>(
+      options.rank.value, static_cast<int32_t>(options.addresses.size()), options.operation_timeout,
+      std::move(connector), std::move(links));
   MeshOptions kept = options;
   kept.abort = nullptr;
-  return std::unique_ptr<Communicator>(std::make_unique<HostCommunicator>(std::move(kept), std::move(transport)));
+  return std::unique_ptr<Communicator>(
+      std::make_unique<HostCommunicator>(std::move(kept), std::move(transport)));
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Communicator>> ConnectMesh(const MeshOptions& options) {
   if (options.abort == nullptr) return Connect(options, {});
-  if (options.abort->triggered()) return Aborted("connecting was aborted: " + options.abort->reason().message());
+  if (options.abort->triggered())
+    return Aborted("connecting was aborted: " + options.abort->reason().message());
   return Connect(options, {options.abort->fd()});
 }
 

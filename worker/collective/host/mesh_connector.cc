@@ -1,12 +1,11 @@
 #include "worker/collective/host/mesh_connector.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 
 #include <algorithm>
 #include <cerrno>
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "worker/collective/host/first_message.h"
 
@@ -38,9 +37,9 @@ Result<std::unique_ptr<MeshConnector>> MeshConnector::Create(const MeshOptions& 
   }
   connector->token_ = options.token;
   connector->user_timeout_ = options.operation_timeout;
-  connector->endpoint_ =
-      std::make_shared<MeshEndpoint>(options.job_uid, options.generation, options.group, options.token,
-                                     options.rank.value, static_cast<int32_t>(options.addresses.size()));
+  connector->endpoint_ = std::make_shared<MeshEndpoint>(
+      options.job_uid, options.generation, options.group, options.token, options.rank.value,
+      static_cast<int32_t>(options.addresses.size()));
   EVERSTEP_RETURN_IF_ERROR(options.listener->Register(connector->endpoint_));
   connector->listener_ = options.listener;
   return connector;
@@ -59,12 +58,15 @@ void MeshConnector::Retry(Attempt& attempt) {
 
 void MeshConnector::Start(Attempt& attempt) {
   const SocketAddress& address = addresses_[static_cast<size_t>(attempt.peer)];
-  attempt.socket = Descriptor(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  attempt.socket = Descriptor(
+      ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!attempt.socket.valid()) return Retry(attempt);
   TuneConnection(attempt.socket.get(), user_timeout_);
   attempt.moved = 0;
-  attempt.hello = EncodeHello({endpoint_->job_uid, endpoint_->generation, endpoint_->group, endpoint_->rank, attempt.peer, token_});
-  const int rc = ::connect(attempt.socket.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.bytes);
+  attempt.hello = EncodeHello({endpoint_->job_uid, endpoint_->generation, endpoint_->group,
+                               endpoint_->rank, attempt.peer, token_});
+  const int rc = ::connect(attempt.socket.get(),
+                           reinterpret_cast<const sockaddr*>(&address.storage), address.bytes);
   if (rc != 0 && errno != EINPROGRESS) return Retry(attempt);
   attempt.state = rc == 0 ? Attempt::State::kSending : Attempt::State::kConnecting;
   if (rc == 0) Advance(attempt);
@@ -75,12 +77,14 @@ void MeshConnector::Advance(Attempt& attempt) {
   if (attempt.state == Attempt::State::kConnecting) {
     int error = 0;
     socklen_t bytes = sizeof(error);
-    if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0 || error != 0) return Retry(attempt);
+    if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0 || error != 0)
+      return Retry(attempt);
     attempt.state = Attempt::State::kSending;
   }
   if (attempt.state == Attempt::State::kSending) {
     while (attempt.moved < kHelloBytes) {
-      const ssize_t sent = ::send(fd, attempt.hello.data() + attempt.moved, kHelloBytes - attempt.moved, MSG_NOSIGNAL);
+      const ssize_t sent = ::send(fd, attempt.hello.data() + attempt.moved,
+                                  kHelloBytes - attempt.moved, MSG_NOSIGNAL);
       if (sent < 0 && errno == EINTR) continue;
       if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
       if (sent < 0) return Retry(attempt);
@@ -90,18 +94,23 @@ void MeshConnector::Advance(Attempt& attempt) {
     attempt.state = Attempt::State::kAwaitingAnswer;
   }
   while (attempt.moved < kAnswerBytes) {
-    const ssize_t got = ::recv(fd, attempt.answer.data() + attempt.moved, kAnswerBytes - attempt.moved, 0);
+    const ssize_t got =
+        ::recv(fd, attempt.answer.data() + attempt.moved, kAnswerBytes - attempt.moved, 0);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (got <= 0) return Retry(attempt);  // refused: the peer may not have left an older generation yet
+    if (got <= 0)
+      return Retry(attempt);  // refused: the peer may not have left an older generation yet
     attempt.moved += static_cast<size_t>(got);
   }
-  // A wrong answer comes from a stranger on a reused port, or from ourselves (a connection to itself).
-  if (attempt.answer != EncodeAnswer(endpoint_->generation, endpoint_->group, attempt.peer)) return Retry(attempt);
+  // A wrong answer comes from a stranger on a reused port, or from ourselves (a connection to
+  // itself).
+  if (attempt.answer != EncodeAnswer(endpoint_->generation, endpoint_->group, attempt.peer))
+    return Retry(attempt);
   attempt.state = Attempt::State::kDone;
 }
 
-Result<std::map<int32_t, Descriptor>> MeshConnector::Connect(std::span<const int32_t> peers, Duration timeout,
+Result<std::map<int32_t, Descriptor>> MeshConnector::Connect(std::span<const int32_t> peers,
+                                                             Duration timeout,
                                                              std::span<const int> abort_fds) {
   const Duration deadline = MonotonicNow() + timeout;
   std::map<int32_t, Descriptor> links;
@@ -151,8 +160,8 @@ Result<std::map<int32_t, Descriptor>> MeshConnector::Connect(std::span<const int
         if (attempt.state != Attempt::State::kDone) awaited.push_back(attempt.peer);
       }
       std::sort(awaited.begin(), awaited.end());
-      return DeadlineExceeded(fmt::format("generation {}: no connection with ranks {}", endpoint_->generation.value,
-                                          fmt::join(awaited, ", ")));
+      return DeadlineExceeded(fmt::format("generation {}: no connection with ranks {}",
+                                          endpoint_->generation.value, fmt::join(awaited, ", ")));
     }
     if (::poll(polled.data(), polled.size(), PollTimeout(wake - now)) < 0 && errno != EINTR) {
       return Internal(fmt::format("poll failed: errno {}", errno));

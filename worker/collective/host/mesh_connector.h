@@ -1,6 +1,6 @@
-// MeshConnector: makes the TCP links of one mesh, all at once and without blocking on any one of them, and later the
-// links that operations need on demand. Of each pair the higher rank connects and the lower one accepts.
-// Thread-compatible: the rank's thread.
+// MeshConnector: makes the TCP links of one mesh, all at once and without blocking on any one of
+// them, and later the links that operations need on demand. Of each pair the higher rank connects
+// and the lower one accepts. Thread-compatible: the rank's thread.
 #pragma once
 
 #include <map>
@@ -15,12 +15,13 @@ namespace everstep::collective {
 
 class MeshConnector {
  public:
-  // Registers with the listener. kAborted, kAlreadyExists: as MeshListener::Register. kInvalidArgument: an address.
+  // Registers with the listener. kAborted, kAlreadyExists: as MeshListener::Register.
+  // kInvalidArgument: an address.
   static Result<std::unique_ptr<MeshConnector>> Create(const MeshOptions& options);
   ~MeshConnector();
 
-  // Links to all `peers`, acknowledged. Gives up when a descriptor of `abort_fds` gets readable (kAborted) or after
-  // `timeout` (kDeadlineExceeded).
+  // Links to all `peers`, acknowledged. Gives up when a descriptor of `abort_fds` gets readable
+  // (kAborted) or after `timeout` (kDeadlineExceeded).
   Result<std::map<int32_t, Descriptor>> Connect(std::span<const int32_t> peers, Duration timeout,
                                                 std::span<const int> abort_fds);
 

@@ -1,28 +1,25 @@
 #include "worker/collective/host/mesh_listener.h"
 
+#include <fmt/format.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <utility>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
-
-#include <fmt/format.h>
-
 #include <list>
 #include <thread>
+#include <utility>
 
 #include "worker/collective/host/first_message.h"
 #include "worker/collective/host/socket_util.h"
 
 namespace everstep::collective {
 
-MeshEndpoint::MeshEndpoint(JobUid uid, Generation generation_, GroupId group_, const MeshToken& token, int32_t rank_,
-                           int32_t size_)
+MeshEndpoint::MeshEndpoint(JobUid uid, Generation generation_, GroupId group_,
+                           const MeshToken& token, int32_t rank_, int32_t size_)
     : job_uid(std::move(uid)),
       generation(generation_),
       group(group_),
@@ -41,8 +38,9 @@ bool MeshEndpoint::TokenMatches(const MeshToken& token) const {
 }
 
 namespace {
-// Whether the connector gave up on this connection (and makes another). Data may be here already, because the peer may be
-// faster; and a peer that is done with the mesh and left in good order has sent an urgent byte before its close.
+// Whether the connector gave up on this connection (and makes another). Data may be here already,
+// because the peer may be faster; and a peer that is done with the mesh and left in good order has
+// sent an urgent byte before its close.
 bool IsClosedByPeer(int fd) {
   char byte;
   if (::recv(fd, &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT) == 1) return false;
@@ -55,8 +53,10 @@ void MeshEndpoint::Offer(int32_t from, Descriptor connection) {
   if (IsClosedByPeer(connection.get())) return;
   const AnswerBytes answer = EncodeAnswer(generation, group, rank);
   std::lock_guard lock(mutex_);
-  // 32 bytes always fit into an empty send buffer; if the peer has gone, this is the place to forget it.
-  const ssize_t sent = ::send(connection.get(), answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  // 32 bytes always fit into an empty send buffer; if the peer has gone, this is the place to
+  // forget it.
+  const ssize_t sent =
+      ::send(connection.get(), answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent != static_cast<ssize_t>(answer.size())) return;
   offered_[from] = std::move(connection);
   const uint64_t one = 1;
@@ -86,7 +86,8 @@ using ErrorCode = boost::system::error_code;
 
 class MeshListener::Acceptor {
  public:
-  explicit Acceptor(const Options& options) : options_(options), acceptor_(io_), sweep_timer_(io_) {}
+  explicit Acceptor(const Options& options)
+      : options_(options), acceptor_(io_), sweep_timer_(io_) {}
 
   ~Acceptor() {
     asio::post(io_, [this] {
@@ -107,16 +108,20 @@ class MeshListener::Acceptor {
   }
 
   Result<std::string> Start() {
-    EVERSTEP_ASSIGN_OR_RETURN(SocketAddress address, ParseInterface(options_.interface, options_.port));
+    EVERSTEP_ASSIGN_OR_RETURN(SocketAddress address,
+                              ParseInterface(options_.interface, options_.port));
     v6_ = address.storage.ss_family == AF_INET6;
-    const int fd = ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const int fd =
+        ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return Unavailable(fmt::format("cannot make a socket: errno {}", errno));
     const int one = 1;
     ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-    if (::bind(fd, reinterpret_cast<const sockaddr*>(&address.storage), address.bytes) != 0 || ::listen(fd, 1024) != 0) {
+    if (::bind(fd, reinterpret_cast<const sockaddr*>(&address.storage), address.bytes) != 0 ||
+        ::listen(fd, 1024) != 0) {
       const int error = errno;
       ::close(fd);
-      return Unavailable(fmt::format("cannot listen on {}: errno {}", FormatAddress(address), error));
+      return Unavailable(
+          fmt::format("cannot listen on {}: errno {}", FormatAddress(address), error));
     }
     address.bytes = sizeof(address.storage);
     ::getsockname(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.bytes);
@@ -130,7 +135,8 @@ class MeshListener::Acceptor {
     Accept();
     thread_ = std::thread([this] { io_.run(); });
     std::string text = FormatAddress(address);
-    if (!options_.advertised_host.empty()) text = options_.advertised_host + text.substr(text.rfind(':'));
+    if (!options_.advertised_host.empty())
+      text = options_.advertised_host + text.substr(text.rfind(':'));
     return text;
   }
 
@@ -138,12 +144,14 @@ class MeshListener::Acceptor {
     std::lock_guard lock(mutex_);
     Generation& newest = newest_[endpoint->job_uid];
     if (endpoint->generation < newest) {
-      return Aborted(fmt::format("generation {} is stale, {} is known", endpoint->generation.value, newest.value));
+      return Aborted(fmt::format("generation {} is stale, {} is known", endpoint->generation.value,
+                                 newest.value));
     }
     newest = endpoint->generation;
     const Key key{endpoint->job_uid, endpoint->generation, endpoint->group};
     if (!endpoints_.emplace(key, std::move(endpoint)).second) {
-      return AlreadyExists(fmt::format("group {} of generation {} is connected already", key.group.value, key.generation.value));
+      return AlreadyExists(fmt::format("group {} of generation {} is connected already",
+                                       key.group.value, key.generation.value));
     }
     std::vector<Parked> parked = std::exchange(parked_, {});
     for (Parked& one : parked) Place(one.hello, std::move(one.connection), one.since);
@@ -187,11 +195,13 @@ class MeshListener::Acceptor {
     acceptor_.async_wait(Tcp::acceptor::wait_read, [this](const ErrorCode& error) {
       if (stopping_ || error) return;
       while (true) {
-        Descriptor connection(::accept4(acceptor_.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+        Descriptor connection(
+            ::accept4(acceptor_.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
         if (!connection.valid()) {
           if (errno == EINTR || errno == ECONNABORTED) continue;
           if (errno != EAGAIN && errno != EWOULDBLOCK) {
-            accept_stalled_ = true;  // out of descriptors: try again at the next sweep instead of spinning
+            accept_stalled_ =
+                true;  // out of descriptors: try again at the next sweep instead of spinning
             ArmSweep();
             return;
           }
@@ -265,7 +275,8 @@ class MeshListener::Acceptor {
     if (found != endpoints_.end()) {
       MeshEndpoint& endpoint = *found->second;
       // The higher rank connects to the lower one, so nobody below this rank has business here.
-      const bool right_ranks = hello.to == endpoint.rank && hello.from > endpoint.rank && hello.from < endpoint.size;
+      const bool right_ranks =
+          hello.to == endpoint.rank && hello.from > endpoint.rank && hello.from < endpoint.size;
       if (!endpoint.TokenMatches(hello.token) || !right_ranks) {
         ++counters_.refused_foreign;
         return;
@@ -297,12 +308,14 @@ class MeshListener::Acceptor {
       sweep_armed_ = false;
       const Duration now = MonotonicNow();
       for (auto& one : waiting_) {
-        if (now - one->since > options_.first_message_timeout) CloseWaiting(*one);  // its read ends with an error
+        if (now - one->since > options_.first_message_timeout)
+          CloseWaiting(*one);  // its read ends with an error
       }
       bool parked = false;
       {
         std::lock_guard lock(mutex_);
-        std::erase_if(parked_, [&](const Parked& one) { return now - one.since > options_.parked_timeout; });
+        std::erase_if(parked_,
+                      [&](const Parked& one) { return now - one.since > options_.parked_timeout; });
         parked = !parked_.empty();
       }
       if (std::exchange(accept_stalled_, false)) Accept();
@@ -317,7 +330,7 @@ class MeshListener::Acceptor {
     one.socket.close(ignored);
   }
 
-  void Count(uint64_t MeshListenerCounters::* counter) {
+  void Count(uint64_t MeshListenerCounters::*counter) {
     std::lock_guard lock(mutex_);
     ++(counters_.*counter);
   }
@@ -326,18 +339,18 @@ class MeshListener::Acceptor {
   asio::io_context io_{1};
   Tcp::acceptor acceptor_;
   asio::steady_timer sweep_timer_;
-  WaitingList waiting_;         // listener thread only
-  bool accept_stalled_ = false; // listener thread only
-  bool sweep_armed_ = false;    // listener thread only
-  bool v6_ = false;             // set before the thread starts
-  bool stopping_ = false;       // listener thread only
+  WaitingList waiting_;          // listener thread only
+  bool accept_stalled_ = false;  // listener thread only
+  bool sweep_armed_ = false;     // listener thread only
+  bool v6_ = false;              // set before the thread starts
+  bool stopping_ = false;        // listener thread only
   std::thread thread_;
 
   mutable std::mutex mutex_;
   std::map<Key, std::shared_ptr<MeshEndpoint>> endpoints_;  // guarded by mutex_
-  std::map<JobUid, Generation> newest_;                     // guarded by mutex_; one entry per job of this process
-  std::vector<Parked> parked_;                              // guarded by mutex_
-  MeshListenerCounters counters_;                           // guarded by mutex_
+  std::map<JobUid, Generation> newest_;  // guarded by mutex_; one entry per job of this process
+  std::vector<Parked> parked_;           // guarded by mutex_
+  MeshListenerCounters counters_;        // guarded by mutex_
 };
 
 Result<std::shared_ptr<MeshListener>> MeshListener::Create(const Options& options) {
@@ -349,7 +362,9 @@ Result<std::shared_ptr<MeshListener>> MeshListener::Create(const Options& option
 
 MeshListener::~MeshListener() = default;
 MeshListenerCounters MeshListener::counters() const { return acceptor_->counters(); }
-Status MeshListener::Register(std::shared_ptr<MeshEndpoint> endpoint) { return acceptor_->Register(std::move(endpoint)); }
+Status MeshListener::Register(std::shared_ptr<MeshEndpoint> endpoint) {
+  return acceptor_->Register(std::move(endpoint));
+}
 void MeshListener::Unregister(const MeshEndpoint& endpoint) { acceptor_->Unregister(endpoint); }
 
 }  // namespace everstep::collective

@@ -1,7 +1,8 @@
-// MeshListener: the one listening socket of a rank process, alive for as long as the process, so that its address is
-// known before any generation exists. It reads the first message of each connection and hands the connection to the
-// mesh that it names; strangers and stale generations are closed and counted and disturb nobody. A connection for a
-// generation that this process has not heard of yet is parked for a while.
+// MeshListener: the one listening socket of a rank process, alive for as long as the process, so
+// that its address is known before any generation exists. It reads the first message of each
+// connection and hands the connection to the mesh that it names; strangers and stale generations
+// are closed and counted and disturb nobody. A connection for a generation that this process has
+// not heard of yet is parked for a while.
 //
 // Thread-safe; owns one thread (Asio) that only accepts and reads first messages.
 #pragma once
@@ -29,18 +30,19 @@ inline constexpr size_t kJobUidBytesMax = 256;
 
 // What happened to connections that were not handed to a mesh.
 struct MeshListenerCounters {
-  uint64_t accepted = 0;        // connections handed to a mesh
-  uint64_t parked = 0;          // put aside for a generation that was not known yet
-  uint64_t refused_stale = 0;   // generation below the newest one
-  uint64_t refused_foreign = 0; // another job, a wrong token, a wrong rank
-  uint64_t refused_garbage = 0; // not our protocol, or silent
-  uint64_t refused_limit = 0;   // too many at once
+  uint64_t accepted = 0;         // connections handed to a mesh
+  uint64_t parked = 0;           // put aside for a generation that was not known yet
+  uint64_t refused_stale = 0;    // generation below the newest one
+  uint64_t refused_foreign = 0;  // another job, a wrong token, a wrong rank
+  uint64_t refused_garbage = 0;  // not our protocol, or silent
+  uint64_t refused_limit = 0;    // too many at once
 };
 
 // A mesh as the listener sees it: what it expects, and where its connections go. Thread-safe.
 class MeshEndpoint {
  public:
-  MeshEndpoint(JobUid job_uid, Generation generation, GroupId group, const MeshToken& token, int32_t rank, int32_t size);
+  MeshEndpoint(JobUid job_uid, Generation generation, GroupId group, const MeshToken& token,
+               int32_t rank, int32_t size);
 
   const JobUid job_uid;
   const Generation generation;
@@ -49,7 +51,8 @@ class MeshEndpoint {
   const int32_t size;
 
   bool TokenMatches(const MeshToken& token) const;  // in constant time
-  // Takes over an accepted connection whose first message was checked, and acknowledges it. The newest wins.
+  // Takes over an accepted connection whose first message was checked, and acknowledges it. The
+  // newest wins.
   void Offer(int32_t from, Descriptor connection);
   // The connection accepted from a peer, if there is one that is still open.
   Descriptor Take(int32_t from);
@@ -67,7 +70,8 @@ class MeshEndpoint {
 class MeshListener {
  public:
   struct Options {
-    // Where to listen: a numeric address or the name of an interface; port 0 lets the kernel choose.
+    // Where to listen: a numeric address or the name of an interface; port 0 lets the kernel
+    // choose.
     std::string interface = "127.0.0.1";
     uint16_t port = 0;
     // The host that peers are told when it is not the listening one (which is so for 0.0.0.0).
@@ -85,7 +89,8 @@ class MeshListener {
   MeshListenerCounters counters() const;
 
   // Used by ConnectMesh. Registering a generation makes lower ones of the job stale.
-  // kAborted: a higher generation of the job was registered. kAlreadyExists: this group of it is registered.
+  // kAborted: a higher generation of the job was registered. kAlreadyExists: this group of it is
+  // registered.
   Status Register(std::shared_ptr<MeshEndpoint> endpoint);
   void Unregister(const MeshEndpoint& endpoint);
 

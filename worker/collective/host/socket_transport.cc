@@ -1,5 +1,6 @@
 #include "worker/collective/host/socket_transport.h"
 
+#include <fmt/format.h>
 #include <linux/sockios.h>
 #include <poll.h>
 #include <sys/epoll.h>
@@ -10,15 +11,14 @@
 #include <cerrno>
 #include <cstring>
 
-#include <fmt/format.h>
-
 namespace everstep::collective {
 namespace {
 
 constexpr char kLeaveByte = 'L';
 constexpr char kAbortByte = 'A';
-constexpr size_t kInlineBytes = 4096;         // messages up to this travel in one buffer with their header
-constexpr size_t kStreamCallBytes = 256 * 1024;  // per system call, so that both directions take turns
+constexpr size_t kInlineBytes = 4096;  // messages up to this travel in one buffer with their header
+constexpr size_t kStreamCallBytes =
+    256 * 1024;  // per system call, so that both directions take turns
 constexpr Duration kLeaveTimeout = Seconds(5);  // for a peer that does not read what was sent to it
 
 }  // namespace
@@ -42,7 +42,8 @@ struct SocketTransport::Header {
 };
 
 SocketTransport::SocketTransport(int32_t rank, int32_t size, Duration operation_timeout,
-                                 std::unique_ptr<MeshConnector> connector, std::map<int32_t, Descriptor> links)
+                                 std::unique_ptr<MeshConnector> connector,
+                                 std::map<int32_t, Descriptor> links)
     : rank_(rank),
       size_(size),
       operation_timeout_(operation_timeout),
@@ -75,7 +76,8 @@ Status SocketTransport::LinkTo(int32_t peer, Link*& link) {
   if (link != nullptr) return OkStatus();
   const std::array<int32_t, 1> peers = {peer};
   const std::array<int, 1> abort_fds = {shutdown_.fd()};
-  Result<std::map<int32_t, Descriptor>> made = connector_->Connect(peers, operation_timeout_, abort_fds);
+  Result<std::map<int32_t, Descriptor>> made =
+      connector_->Connect(peers, operation_timeout_, abort_fds);
   if (!made.ok()) return made.status();
   EVERSTEP_RETURN_IF_ERROR(Adopt(peer, std::move(made->at(peer))));
   link = links_[static_cast<size_t>(peer)].get();
@@ -89,24 +91,34 @@ void SocketTransport::Begin(MessageTag tag) {
 }
 
 SocketTransport::Header SocketTransport::MakeHeader(Link& link, size_t bytes) const {
-  return Header{.number = link.messages_sent++, .kind = tag_.kind, .type = tag_.type, .reduce = tag_.reduce, .bytes = bytes};
+  return Header{.number = link.messages_sent++,
+                .kind = tag_.kind,
+                .type = tag_.type,
+                .reduce = tag_.reduce,
+                .bytes = bytes};
 }
 
 Status SocketTransport::CheckHeader(const Header& header, Link& link, size_t bytes) const {
-  const Header expected{.number = link.messages_received, .kind = tag_.kind, .type = tag_.type, .reduce = tag_.reduce, .bytes = bytes};
+  const Header expected{.number = link.messages_received,
+                        .kind = tag_.kind,
+                        .type = tag_.type,
+                        .reduce = tag_.reduce,
+                        .bytes = bytes};
   ++link.messages_received;
   if (std::memcmp(&header, &expected, sizeof(Header)) == 0) return OkStatus();
   return Internal(fmt::format(
-      "ranks disagree: rank {} sent message {} of operation {} ({}, {}) with {} bytes where rank {} is in message {} of "
+      "ranks disagree: rank {} sent message {} of operation {} ({}, {}) with {} bytes where rank "
+      "{} is in message {} of "
       "operation {} ({}, {}) with {} bytes",
-      link.peer, header.number, header.kind, header.type, header.reduce, header.bytes, rank_, expected.number,
-      expected.kind, expected.type, expected.reduce, expected.bytes));
+      link.peer, header.number, header.kind, header.type, header.reduce, header.bytes, rank_,
+      expected.number, expected.kind, expected.type, expected.reduce, expected.bytes));
 }
 
 Status SocketTransport::LinkFailed(Link& link, const char* what) {
   if (shutdown_.triggered()) return Aborted("shut down");
   char urgent = 0;
-  const bool told = ::recv(link.socket.get(), &urgent, 1, MSG_OOB | MSG_DONTWAIT) == 1 || link.ended.load();
+  const bool told =
+      ::recv(link.socket.get(), &urgent, 1, MSG_OOB | MSG_DONTWAIT) == 1 || link.ended.load();
   if (told && urgent == kAbortByte) return Aborted(fmt::format("rank {} aborted", link.peer));
   int32_t nobody = kNobody;
   failed_peer_.compare_exchange_strong(nobody, link.peer);
@@ -115,15 +127,18 @@ Status SocketTransport::LinkFailed(Link& link, const char* what) {
 }
 
 // Sends what the socket takes of header and data. `sent` counts both and is advanced.
-Status SocketTransport::SendSome(Link& link, const void* header, size_t header_bytes, const void* data, size_t bytes,
-                                 size_t& sent) {
+Status SocketTransport::SendSome(Link& link, const void* header, size_t header_bytes,
+                                 const void* data, size_t bytes, size_t& sent) {
   iovec parts[2];
   int count = 0;
   if (sent < header_bytes) {
-    parts[count++] = {const_cast<char*>(static_cast<const char*>(header)) + sent, header_bytes - sent};
+    parts[count++] = {const_cast<char*>(static_cast<const char*>(header)) + sent,
+                      header_bytes - sent};
   }
   const size_t data_sent = sent < header_bytes ? 0 : sent - header_bytes;
-  if (data_sent < bytes) parts[count++] = {const_cast<char*>(static_cast<const char*>(data)) + data_sent, bytes - data_sent};
+  if (data_sent < bytes)
+    parts[count++] = {const_cast<char*>(static_cast<const char*>(data)) + data_sent,
+                      bytes - data_sent};
   msghdr message{};
   message.msg_iov = parts;
   message.msg_iovlen = static_cast<size_t>(count);
@@ -161,7 +176,8 @@ Status SocketTransport::DrainWatch() {
         if (told) return Aborted(fmt::format("rank {} aborted", link.peer));
         return LinkFailed(link, "connection closed or reset");
       }
-      // Left in good order: what it sent before is still to be read; only needing more of it is an error.
+      // Left in good order: what it sent before is still to be read; only needing more of it is an
+      // error.
       link.ended.store(true);
       ::epoll_ctl(watch_.get(), EPOLL_CTL_DEL, link.socket.get(), nullptr);
     }
@@ -173,10 +189,11 @@ Status SocketTransport::Wait(const Link* readable, const Link* writable) {
   const Duration now = MonotonicNow();
   if (deadline_ == Duration::zero()) deadline_ = now + operation_timeout_;
   if (now >= deadline_) {
-    return DeadlineExceeded(fmt::format("operation timed out after {} ms waiting {}{}{}", operation_timeout_.count() / 1'000'000,
-                                        readable != nullptr ? fmt::format("for rank {}", readable->peer) : "",
-                                        readable != nullptr && writable != nullptr ? " and " : "",
-                                        writable != nullptr ? fmt::format("to send to rank {}", writable->peer) : ""));
+    return DeadlineExceeded(fmt::format(
+        "operation timed out after {} ms waiting {}{}{}", operation_timeout_.count() / 1'000'000,
+        readable != nullptr ? fmt::format("for rank {}", readable->peer) : "",
+        readable != nullptr && writable != nullptr ? " and " : "",
+        writable != nullptr ? fmt::format("to send to rank {}", writable->peer) : ""));
   }
   std::array<pollfd, 4> polled;
   size_t count = 0;
@@ -220,8 +237,9 @@ Status SocketTransport::Exchange(const Outgoing& out, const Incoming& in) {
   while (sent < out_total || got < in_total) {
     const size_t before = sent + got;
     if (sent < out_total) {
-      EVERSTEP_RETURN_IF_ERROR(out_small ? SendSome(*to, out_inline, out_total, nullptr, 0, sent)
-                                         : SendSome(*to, &out_header, sizeof(Header), out.data, out.bytes, sent));
+      EVERSTEP_RETURN_IF_ERROR(
+          out_small ? SendSome(*to, out_inline, out_total, nullptr, 0, sent)
+                    : SendSome(*to, &out_header, sizeof(Header), out.data, out.bytes, sent));
     }
     if (got < in_total) {
       if (in_small) {
@@ -230,7 +248,8 @@ Status SocketTransport::Exchange(const Outgoing& out, const Incoming& in) {
         EVERSTEP_RETURN_IF_ERROR(ReceiveSome(*from, in_inline + got, sizeof(Header) - got, got));
       } else {
         const size_t at = got - sizeof(Header);
-        EVERSTEP_RETURN_IF_ERROR(ReceiveSome(*from, static_cast<std::byte*>(in.data) + at, in.bytes - at, got));
+        EVERSTEP_RETURN_IF_ERROR(
+            ReceiveSome(*from, static_cast<std::byte*>(in.data) + at, in.bytes - at, got));
       }
       if (!header_checked && got >= sizeof(Header)) {
         Header header;
@@ -240,17 +259,20 @@ Status SocketTransport::Exchange(const Outgoing& out, const Incoming& in) {
       }
     }
     if (sent + got != before) continue;
-    EVERSTEP_RETURN_IF_ERROR(Wait(got < in_total ? from : nullptr, sent < out_total ? to : nullptr));
+    EVERSTEP_RETURN_IF_ERROR(
+        Wait(got < in_total ? from : nullptr, sent < out_total ? to : nullptr));
   }
-  if (from != nullptr && in_small && in.bytes != 0) std::memcpy(in.data, in_inline + sizeof(Header), in.bytes);
+  if (from != nullptr && in_small && in.bytes != 0)
+    std::memcpy(in.data, in_inline + sizeof(Header), in.bytes);
   return OkStatus();
 }
 
-// One pass along a ring or chain. Both directions advance whenever their socket lets them; bytes go out as soon as the
-// bytes they depend on came in (and were reduced).
+// One pass along a ring or chain. Both directions advance whenever their socket lets them; bytes go
+// out as soon as the bytes they depend on came in (and were reduced).
 class SocketTransport::StreamRun {
  public:
-  StreamRun(SocketTransport& transport, const StreamPlan& plan) : transport_(transport), plan_(plan) {
+  StreamRun(SocketTransport& transport, const StreamPlan& plan)
+      : transport_(transport), plan_(plan) {
     for (const StreamReceive& piece : plan.receives) receive_total_ += piece.bytes;
     for (const StreamSend& piece : plan.sends) send_total_ += piece.bytes;
     for (size_t i = 0; i < plan.head; ++i) head_bytes_ += plan.sends[i].bytes;
@@ -265,17 +287,21 @@ class SocketTransport::StreamRun {
       if (Receiving()) EVERSTEP_RETURN_IF_ERROR(ReceiveOnce());
       if (Sending() && Sendable() > 0) EVERSTEP_RETURN_IF_ERROR(SendOnce());
       if (sent_ + header_got_ + taken_ != before) continue;
-      EVERSTEP_RETURN_IF_ERROR(
-          transport_.Wait(Receiving() ? from_ : nullptr, Sending() && Sendable() > 0 ? to_ : nullptr));
+      EVERSTEP_RETURN_IF_ERROR(transport_.Wait(Receiving() ? from_ : nullptr,
+                                               Sending() && Sendable() > 0 ? to_ : nullptr));
     }
     return OkStatus();
   }
 
  private:
   bool Sending() const { return to_ != nullptr && sent_ < sizeof(Header) + send_total_; }
-  bool Receiving() const { return from_ != nullptr && (header_got_ < sizeof(Header) || ready_ < receive_total_); }
+  bool Receiving() const {
+    return from_ != nullptr && (header_got_ < sizeof(Header) || ready_ < receive_total_);
+  }
   // Bytes, header included, that may be sent now and are not.
-  size_t Sendable() const { return sizeof(Header) + std::min(send_total_, head_bytes_ + ready_) - sent_; }
+  size_t Sendable() const {
+    return sizeof(Header) + std::min(send_total_, head_bytes_ + ready_) - sent_;
+  }
 
   Status SendOnce() {
     // Position within the pieces of what follows the header.
@@ -292,7 +318,8 @@ class SocketTransport::StreamRun {
       bytes = std::min({piece.bytes - send_offset_, Sendable() - header_left, kStreamCallBytes});
     }
     size_t moved = 0;
-    const auto* header = reinterpret_cast<const std::byte*>(&out_header_) + (sizeof(Header) - header_left);
+    const auto* header =
+        reinterpret_cast<const std::byte*>(&out_header_) + (sizeof(Header) - header_left);
     EVERSTEP_RETURN_IF_ERROR(transport_.SendSome(*to_, header, header_left, data, bytes, moved));
     sent_ += moved;
     send_offset_ += moved - std::min(moved, header_left);
@@ -301,12 +328,14 @@ class SocketTransport::StreamRun {
 
   Status ReceiveOnce() {
     if (header_got_ < sizeof(Header)) {
-      EVERSTEP_RETURN_IF_ERROR(transport_.ReceiveSome(*from_, reinterpret_cast<std::byte*>(&in_header_) + header_got_,
-                                                      sizeof(Header) - header_got_, header_got_));
+      EVERSTEP_RETURN_IF_ERROR(
+          transport_.ReceiveSome(*from_, reinterpret_cast<std::byte*>(&in_header_) + header_got_,
+                                 sizeof(Header) - header_got_, header_got_));
       if (header_got_ < sizeof(Header)) return OkStatus();
       EVERSTEP_RETURN_IF_ERROR(transport_.CheckHeader(in_header_, *from_, receive_total_));
     }
-    while (receive_piece_ < plan_.receives.size() && receive_offset_ == plan_.receives[receive_piece_].bytes) {
+    while (receive_piece_ < plan_.receives.size() &&
+           receive_offset_ == plan_.receives[receive_piece_].bytes) {
       ++receive_piece_;
       receive_offset_ = 0;
     }
@@ -315,8 +344,8 @@ class SocketTransport::StreamRun {
     const size_t left = piece.bytes - receive_offset_;
     size_t got = 0;
     if (piece.other == nullptr) {
-      EVERSTEP_RETURN_IF_ERROR(
-          transport_.ReceiveSome(*from_, piece.into + receive_offset_, std::min(left, kStreamCallBytes), got));
+      EVERSTEP_RETURN_IF_ERROR(transport_.ReceiveSome(*from_, piece.into + receive_offset_,
+                                                      std::min(left, kStreamCallBytes), got));
       taken_ += got;
       receive_offset_ += got;
       ready_ += got;
@@ -332,7 +361,8 @@ class SocketTransport::StreamRun {
     const size_t whole = count * plan_.element_bytes;
     const size_t rest = partial_ + got - whole;
     if (count > 0) {
-      plan_.reduce(piece.into + receive_offset_, scratch.data(), piece.other + receive_offset_, count);
+      plan_.reduce(piece.into + receive_offset_, scratch.data(), piece.other + receive_offset_,
+                   count);
       if (piece.divide) plan_.divide(piece.into + receive_offset_, count, plan_.divisor);
       if (rest > 0) std::memmove(scratch.data(), scratch.data() + whole, rest);
     }
@@ -377,9 +407,10 @@ std::optional<int32_t> SocketTransport::failed_peer() const {
   return peer;
 }
 
-// The descriptors stay open (the operation's thread may be using their numbers), but nothing moves over them any more.
-// A link on which everything sent has arrived ends with an urgent byte and a normal close. On any other the close would
-// wait behind data that a busy peer is not reading, so it is reset: dissolving the association does that at once.
+// The descriptors stay open (the operation's thread may be using their numbers), but nothing moves
+// over them any more. A link on which everything sent has arrived ends with an urgent byte and a
+// normal close. On any other the close would wait behind data that a busy peer is not reading, so
+// it is reset: dissolving the association does that at once.
 void SocketTransport::Shutdown() {
   if (!shutdown_.Trigger(Aborted("shut down"))) return;
   std::lock_guard lock(links_mutex_);
@@ -404,8 +435,9 @@ void SocketTransport::Leave() {
   for (const std::unique_ptr<Link>& link : links_) {
     if (link == nullptr) continue;
     const int fd = link->socket.get();
-    // Data still on its way is delivered before the close; the urgent byte tells that the close is meant. It needs room in
-    // the send buffer, which a peer that is slow to read makes only in time.
+    // Data still on its way is delivered before the close; the urgent byte tells that the close is
+    // meant. It needs room in the send buffer, which a peer that is slow to read makes only in
+    // time.
     while (::send(fd, &kLeaveByte, 1, MSG_OOB | MSG_NOSIGNAL | MSG_DONTWAIT) < 0 &&
            (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
       const Duration left = deadline - MonotonicNow();

@@ -1,9 +1,10 @@
-// SocketTransport: the links of one communicator and how messages and streams move over them, by the thread that asks:
-// try the socket, and only when it would block, poll it together with two more descriptors: the abort event, and an
-// epoll set that watches *all* links for their end, so that any peer's death is seen at once.
+// SocketTransport: the links of one communicator and how messages and streams move over them, by
+// the thread that asks: try the socket, and only when it would block, poll it together with two
+// more descriptors: the abort event, and an epoll set that watches *all* links for their end, so
+// that any peer's death is seen at once.
 //
-// How a link ends says why. A rank that leaves in good order, or that aborts with nothing half-sent, sends one urgent
-// byte before it closes; a peer that just vanishes sends none.
+// How a link ends says why. A rank that leaves in good order, or that aborts with nothing
+// half-sent, sends one urgent byte before it closes; a peer that just vanishes sends none.
 #pragma once
 
 #include <sys/socket.h>
@@ -24,8 +25,8 @@ namespace everstep::collective {
 class SocketTransport : public Transport {
  public:
   // `links` are those made so far; others are made through `connector` on demand.
-  SocketTransport(int32_t rank, int32_t size, Duration operation_timeout, std::unique_ptr<MeshConnector> connector,
-                  std::map<int32_t, Descriptor> links);
+  SocketTransport(int32_t rank, int32_t size, Duration operation_timeout,
+                  std::unique_ptr<MeshConnector> connector, std::map<int32_t, Descriptor> links);
   ~SocketTransport() override;
 
   int32_t rank() const override { return rank_; }
@@ -50,7 +51,8 @@ class SocketTransport : public Transport {
   Status Adopt(int32_t peer, Descriptor socket);
   Header MakeHeader(Link& link, size_t bytes) const;
   Status CheckHeader(const Header& header, Link& link, size_t bytes) const;
-  Status SendSome(Link& link, const void* header, size_t header_bytes, const void* data, size_t bytes, size_t& sent);
+  Status SendSome(Link& link, const void* header, size_t header_bytes, const void* data,
+                  size_t bytes, size_t& sent);
   Status ReceiveSome(Link& link, void* data, size_t bytes, size_t& got);
   Status Wait(const Link* readable, const Link* writable);
   Status DrainWatch();
@@ -66,8 +68,8 @@ class SocketTransport : public Transport {
   Duration deadline_{};  // zero until the operation first waits
   std::vector<std::byte> scratch_;
 
-  // Guards the list against Shutdown; only the operation's thread changes it. Links are never moved or closed while
-  // the transport lives, so that a descriptor number in use cannot be reused.
+  // Guards the list against Shutdown; only the operation's thread changes it. Links are never moved
+  // or closed while the transport lives, so that a descriptor number in use cannot be reused.
   mutable std::mutex links_mutex_;
   std::vector<std::unique_ptr<Link>> links_;  // by rank; null: none yet
   std::atomic<int32_t> failed_peer_{kNobody};

@@ -1,6 +1,7 @@
 #include "worker/collective/host/socket_util.h"
 
 #include <arpa/inet.h>
+#include <fmt/format.h>
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
@@ -9,8 +10,6 @@
 #include <charconv>
 #include <chrono>
 #include <cstring>
-
-#include <fmt/format.h>
 
 namespace everstep::collective {
 namespace {
@@ -35,9 +34,11 @@ Result<SocketAddress> Resolve(const std::string& host, const std::string& port) 
 
 Result<SocketAddress> ParseAddress(const std::string& text) {
   const size_t colon = text.rfind(':');
-  if (colon == std::string::npos || colon == 0) return InvalidArgument(fmt::format("'{}' is not host:port", text));
+  if (colon == std::string::npos || colon == 0)
+    return InvalidArgument(fmt::format("'{}' is not host:port", text));
   std::string host = text.substr(0, colon);
-  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  if (host.size() >= 2 && host.front() == '[' && host.back() == ']')
+    host = host.substr(1, host.size() - 2);
   return Resolve(host, text.substr(colon + 1));
 }
 
@@ -62,7 +63,8 @@ Result<SocketAddress> ParseInterface(const std::string& text, uint16_t port) {
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
     if (entry->ifa_addr == nullptr || text != entry->ifa_name) continue;
     const int family = entry->ifa_addr->sa_family;
-    // An IPv4 address is preferred: a link-local IPv6 one would need a scope that peers do not share.
+    // An IPv4 address is preferred: a link-local IPv6 one would need a scope that peers do not
+    // share.
     if (family == AF_INET) {
       std::memcpy(&address.storage, entry->ifa_addr, sizeof(sockaddr_in));
       reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port = htons(port);
@@ -76,15 +78,17 @@ Result<SocketAddress> ParseInterface(const std::string& text, uint16_t port) {
     }
   }
   ::freeifaddrs(list);
-  if (address.bytes == 0) return InvalidArgument(fmt::format("'{}' is neither an address nor an interface", text));
+  if (address.bytes == 0)
+    return InvalidArgument(fmt::format("'{}' is neither an address nor an interface", text));
   return address;
 }
 
 void TuneConnection(int fd, Duration user_timeout) {
   const int one = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-  const auto timeout_ms = static_cast<unsigned>(
-      std::clamp<int64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(user_timeout).count(), 1000, 3'600'000));
+  const auto timeout_ms = static_cast<unsigned>(std::clamp<int64_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(user_timeout).count(), 1000,
+      3'600'000));
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof(timeout_ms));
 }
 
