@@ -17,7 +17,7 @@ class ControllerLoss(EndToEndTest):
         step = training.step()
         training.wait_step(step + 40, seconds=30)  # with nobody there to help
         cluster.restart("controller")
-        wait_until(lambda: training.state() == "RUNNING", 30, "the restarted controller adopts the job", training.detail)
+        wait_until(training.running, 30, "the restarted controller adopts the job", training.detail)
         self.assertEqual(int(training.status()["generation"]), generation)
         self.assert_pids_kept(before, training.pids())
         self.assertEqual(cluster.recoveries("train"), [])
@@ -49,7 +49,7 @@ class ControllerLoss(EndToEndTest):
         wait_until(reached, 30, f"the recovery reaches {phase}", training.detail)
         kill_process(controller)
         cluster.restart("controller")
-        wait_until(lambda: training.state() == "RUNNING" and training.pids().get(2) not in (None, before[2]), 60,
+        wait_until(lambda: training.running() and training.pids().get(2) not in (None, before[2]), 60,
                    "the job runs again", training.detail)
         self.assert_pids_kept(before, training.pids(), lost={2})
         self.finish(training)
@@ -82,7 +82,7 @@ class ControllerLoss(EndToEndTest):
         cluster.kill("controller")
         cluster.kill(victim)
         cluster.restart("controller")
-        wait_until(lambda: training.state() == "RUNNING" and training.pids().get(1) not in (None, before[1]), 60,
+        wait_until(lambda: training.running() and training.pids().get(1) not in (None, before[1]), 60,
                    "the lost server is replaced", training.detail)
         self.assert_pids_kept(before, training.pids(), lost={1})
         self.finish(training)
@@ -104,7 +104,7 @@ class ControllerLoss(EndToEndTest):
         self.assertIn("LedgerFailed", cluster.log_of("controller"), "a failing ledger must be said loudly")
         cluster.disk_works()
         cluster.restart("controller")
-        wait_until(lambda: training.state() == "RUNNING", 30, "the job is adopted", training.detail)
+        wait_until(training.running, 30, "the job is adopted", training.detail)
         self.assert_pids_kept(before, training.pids())
         training.wait_standby()
         kill_process(before[1])

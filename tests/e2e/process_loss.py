@@ -64,7 +64,7 @@ class ProcessLoss(EndToEndTest):
         wait_until(lambda: training.state() == "RECOVERING" or training.cluster.recoveries("train"), 30,
                    "the first recovery has begun", training.detail)
         cluster.kill(places[2]["server"])
-        wait_until(lambda: training.state() == "RUNNING" and {p["server"] for p in training.ranks().values()}.isdisjoint(
+        wait_until(lambda: training.running() and {p["server"] for p in training.ranks().values()}.isdisjoint(
             {places[1]["server"], places[2]["server"]}), 60, "the job runs without both servers", training.detail)
         self.assert_pids_kept(before, training.pids(), lost={1, 2})
         for recovery in cluster.recoveries("train"):
@@ -80,10 +80,10 @@ class ProcessLoss(EndToEndTest):
         os.kill(int(standby["pid"]), 19)
         cluster.kill(victim)
         wait_until(lambda: any(p["server"] == standby["server"] for p in training.ranks().values()) or
-                   training.state() == "RUNNING" and training.pids().get(3) not in (None, before[3]), 30,
+                   training.running() and training.pids().get(3) not in (None, before[3]), 30,
                    "a spare was promoted", training.detail)
         cluster.kill(standby["server"])
-        wait_until(lambda: training.state() == "RUNNING" and
+        wait_until(lambda: training.running() and
                    training.ranks()[3]["server"] not in (victim, standby["server"]), 90,
                    "the job runs on the other spare", training.detail)
         self.assert_pids_kept(before, training.pids(), lost={3})

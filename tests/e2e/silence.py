@@ -77,7 +77,7 @@ class Silence(EndToEndTest):
             cluster.kill(places[rank]["server"])
         for name in sorted(set(cluster.servers()) - {p["server"] for p in places.values()})[:2]:
             cluster.kill(name)  # two of three spares too: five of eight are gone
-        wait_until(lambda: training.state() == "RUNNING" and cluster.recoveries("train") and
+        wait_until(lambda: training.running() and cluster.recoveries("train") and
                    all(alive(pid) for pid in training.pids().values()), 90, "the job runs on what is left", training.detail)
         for rank in training.pids().values():
             self.assertTrue(alive(rank))

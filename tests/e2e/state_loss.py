@@ -73,7 +73,7 @@ class StateLoss(EndToEndTest):
         self.assertGreater(flipped, 0, "no stored chunk to damage")
         for name in agents:
             cluster.restart(name)
-        wait_until(lambda: training.state() == "RUNNING" and training.recovered_from_store(), 120,
+        wait_until(lambda: training.running() and training.recovered_from_store(), 120,
                    "the job runs from its stored state", training.detail)
         wait_until(lambda: any(e["reason"] == "StorageCorrupt" for e in cluster.events()), 10, "the damage is said",
                    training.detail)

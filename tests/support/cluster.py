@@ -313,6 +313,12 @@ class Training:
     def wait_state(self, state, seconds=60):
         wait_until(lambda: self.state() == state, seconds, f"{self.name} is {state}", self.detail)
 
+    def running(self):
+        """Running, and every rank's process is known (a controller that just returned has yet to hear of them)."""
+        status = self.status()
+        places = [place for place in status.get("ranks", []) if place["rank"] >= 0]
+        return status.get("state") == "JOB_STATE_RUNNING" and bool(places) and all(int(p["pid"]) > 0 for p in places)
+
     def wait_standby(self, seconds=60):
         wait_until(lambda: any(place.get("readyStandby") for place in self.standbys()), seconds,
                    f"{self.name} has a warm standby", self.detail)
