@@ -409,7 +409,9 @@ std::string DescribeRecovery(const v1::Recovery& recovery) {
   AddLine(text, "Job", fmt::format("{} ({})", recovery.job(), recovery.job_uid()));
   AddLine(text, "Generation",
           fmt::format("{} ({} used)", Generations(recovery), recovery.generations_used()));
-  AddLine(text, "Kind", recovery.planned() ? "planned: at a step boundary" : "after a failure");
+  AddLine(text, "Kind", recovery.planned()                               ? "planned: at a step boundary"
+                        : ReasonText(recovery.reason()) == "JobStarted" ? "the job's start"
+                                                                        : "after a failure");
   AddLine(text, "Reason", ReasonText(recovery.reason()));
   AddLine(text, "Evidence", recovery.evidence());
   AddLine(text, "Decision", ReasonText(recovery.decision()));

@@ -421,6 +421,11 @@ Result<CommitOutcome> Session::Impl::Commit(Step step, const VoteExtras& extras)
     return Internal("apply of step " + std::to_string(step.value) + " failed: " + status.message());
   }
   const session::CallAnswered applied = Call(session::Applied{step});
+  const int64_t every = environment_.snapshot_every;
+  if (every > 0 && step.value % every == 0 && applied.outcome == session::CallOutcome::kDone) {
+    // One that finds no free slot is skipped, and counted; a rank without staging memory has nowhere to put it.
+    if (const Status status = Snapshot(); status.code() == StatusCode::kInternal) return status;
+  }
   return applied.outcome == session::CallOutcome::kSwitch ? CommitOutcome::kSwitch : CommitOutcome::kApplied;
 }
 

@@ -40,6 +40,8 @@ Result<RankEnvironment> ReadEnvironment(const char* (*get)(const char* name)) {
   EVERSTEP_RETURN_IF_ERROR(number("EVERSTEP_PAGE_FD", environment.page_fd, 0, "set an inherited descriptor, or nothing"));
   EVERSTEP_RETURN_IF_ERROR(
       number("EVERSTEP_STAGING_FD", environment.staging_fd, 0, "set an inherited descriptor, or nothing"));
+  EVERSTEP_RETURN_IF_ERROR(
+      number("EVERSTEP_SNAPSHOT_EVERY", environment.snapshot_every, int64_t{0}, "set a number of steps, 0 for none"));
   if (!environment.agent_socket.empty()) {
     if (environment.process == ProcessId(0)) return Wrong("EVERSTEP_PROCESS_ID", "", "an agent's rank needs its number");
     return environment;

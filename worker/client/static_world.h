@@ -17,6 +17,7 @@ struct RankEnvironment {
   ProcessId process;
   int page_fd = -1;
   int staging_fd = -1;
+  int64_t snapshot_every = 0;          // steps; the job's wish, taken by Commit; 0: the program decides
   std::string host = "127.0.0.1";      // of the mesh listener
   int32_t static_rank = 0;
   std::vector<std::string> static_world = {"127.0.0.1:0"};

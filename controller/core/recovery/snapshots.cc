@@ -54,8 +54,9 @@ void ControllerCore::Impl::Handle(ServerRow& server, const SnapshotLost& fact) {
     if (it->second.empty()) job->snapshots.erase(it);
   }
   job->copies_asked.erase({fact.snapshot.state, fact.snapshot.shard, fact.snapshot.tier});
-  Push(Measured{Measured::What::kCheckpointCommit, fact.reason, RecoveryPhase::kNone, "failed", 0});
-  Note(NoticeLevel::kError, fact.reason, "Snapshot copy lost", server.inventory.server, job,
+  const bool ordinary = fact.reason == Reason::kCheckpointDropped;  // its slot was used again, or memory was full
+  if (!ordinary) Push(Measured{Measured::What::kCheckpointCommit, fact.reason, RecoveryPhase::kNone, "failed", 0});
+  Note(ordinary ? NoticeLevel::kDebug : NoticeLevel::kError, fact.reason, "Snapshot copy lost", server.inventory.server, job,
        {{"step", std::to_string(fact.snapshot.state.step.value)},
         {"tier", std::string(SnapshotTierName(fact.snapshot.tier))},
         {"message", fact.message}});
@@ -119,6 +120,10 @@ void ControllerCore::Impl::AdvanceProtection(JobRow& job) {
     std::set<ServerId> servers;
     for (const ProcessRow* process : ProcessesOf(job.uid)) {
       if (process->member && !process->exited) servers.insert(process->server);
+    }
+    // Whoever holds a copy must learn it, too, or it would keep what nobody needs any more.
+    for (const auto& [key, holders] : job.snapshots) {
+      for (const SnapshotInfo& s : holders) servers.insert(s.server);
     }
     for (const ServerId& server : servers) SendTo(server, ProtectedStepRaised{job.uid, newest});
   }

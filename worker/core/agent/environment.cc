@@ -15,6 +15,9 @@ std::vector<std::pair<std::string, std::string>> BuildEnvironment(const SpawnPro
   variables["EVERSTEP_DEVICE"] = std::to_string(spawn.device.value);
   variables["EVERSTEP_RESTART_COUNT"] = std::to_string(spawn.restart_count);
   variables["TORCHELASTIC_RESTART_COUNT"] = std::to_string(spawn.restart_count);
+  if (spawn.spec.snapshot_interval_steps > 0) {
+    variables["EVERSTEP_SNAPSHOT_EVERY"] = std::to_string(spawn.spec.snapshot_interval_steps);
+  }
   if (spawn.spec.opaque) {
     // Its place is known before it starts, and it reads it as a torchrun program does.
     variables["RANK"] = std::to_string(spawn.rank.value);
