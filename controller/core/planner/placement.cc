@@ -69,38 +69,50 @@ class Placer {
         homeless.push_back(i);
       }
     }
-    // Then holes of the shard they hold, then any hole (their memory will be replaced).
-    for (bool same_shard : {true, false}) {
-      std::vector<Incumbent> rest;
-      for (const Incumbent& i : homeless) {
-        size_t hole = World();
-        for (size_t rank = 0; rank < World() && hole == World(); ++rank) {
-          const bool fits = !same_shard || static_cast<int32_t>(rank) % stages == i.shard.value;
-          if (!seated_[rank] && fits) hole = rank;
-        }
-        if (hole < World()) {
-          Seat(hole, i);
-        } else {
-          rest.push_back(i);
-        }
-      }
-      homeless = std::move(rest);
-    }
+    // Then holes of the shard they hold.
+    homeless = SeatInHoles(homeless, true);
     // A shard's only holder of the recovery point is seated before an incumbent that must fetch it.
-    for (const Incumbent& i : homeless) {
+    for (Incumbent& i : homeless) {
       if (!i.source) continue;
       size_t without = World();
       bool held = false;
+      Incumbent displaced;
       for (size_t rank = 0; rank < World(); ++rank) {
         if (static_cast<int32_t>(rank) % stages != i.shard.value || !seated_[rank]) continue;
         const auto seated = std::find_if(sorted.begin(), sorted.end(), [&](const Incumbent& other) {
           return other.process == placement_.ranks[rank].process;
         });
-        if (seated->source && seated->shard == i.shard) held = true;
-        else if (without == World()) without = rank;
+        if (seated->source && seated->shard == i.shard) {
+          held = true;
+        } else if (without == World()) {
+          without = rank;
+          displaced = *seated;
+        }
       }
-      if (!held && without < World()) Seat(without, i);
+      if (held || without == World()) continue;
+      Seat(without, i);
+      i = displaced;
     }
+    // The others take any hole: their memory will be replaced.
+    SeatInHoles(homeless, false);
+  }
+
+  // Seats who finds a hole, of its own shard or of any, lowest rank first; returns the others.
+  std::vector<Incumbent> SeatInHoles(const std::vector<Incumbent>& homeless, bool same_shard) {
+    std::vector<Incumbent> rest;
+    for (const Incumbent& i : homeless) {
+      size_t hole = World();
+      for (size_t rank = 0; rank < World() && hole == World(); ++rank) {
+        const bool fits = !same_shard || static_cast<int32_t>(rank) % request_.pipeline_stages == i.shard.value;
+        if (!seated_[rank] && fits) hole = rank;
+      }
+      if (hole < World()) {
+        Seat(hole, i);
+      } else {
+        rest.push_back(i);
+      }
+    }
+    return rest;
   }
 
   void FillHoles() {
