@@ -121,6 +121,8 @@ class ControllerCore::Impl {
   std::vector<JobRow*> JobsByClaim();
   bool HigherClaim(const JobRow& a, const JobRow& b) const;
   int32_t MissingRanks(const JobRow& job) const;
+  bool Avoids(const JobRow& job, const ServerId& server) const;
+  void CheckStandbys(JobRow& job);
   ProcessRow* Occupant(const ServerId& server, DeviceIndex device);
   int32_t WorldWanted(const JobEntry& entry) const;
   int32_t WorldMin(const JobEntry& entry) const;

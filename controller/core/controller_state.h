@@ -50,6 +50,7 @@ struct ProcessRow {
   uint64_t bytes_restored = 0;
   Digest128 digest{};
   Progress progress;
+  Instant join_deadline = kNever;    // a standby must have joined by then
   Instant missing_deadline = kNever; // not in its agent's report: an exit fact should follow
   std::deque<std::string> lines;     // newest last, at most 20
 };
@@ -109,7 +110,9 @@ struct JobRow {
   Instant regrow_at = kNever;
   Instant standby_at{};              // not before: back-off after a failed start
   int32_t standby_failures = 0;
-  std::set<ServerId> banned;         // cannot run this program
+  std::set<ServerId> banned;         // has not got this program; until its agent is a new one
+  std::set<ServerId> avoided;        // failed this recovery; taken again rather than waiting for capacity
+  Instant standby_check = kNever;    // when the oldest standby that has not joined is overdue
   Generation generation_floor;       // an agent reported this one although the ledger is behind
   std::map<std::string, double> metrics;
   std::map<std::pair<StateId, ShardIndex>, std::vector<SnapshotInfo>> snapshots;

@@ -127,13 +127,34 @@ void ControllerCore::Impl::ReconcileStandbys(JobRow& job) {
   }
 }
 
+bool ControllerCore::Impl::Avoids(const JobRow& job, const ServerId& server) const {
+  return job.banned.contains(server) || job.avoided.contains(server);
+}
+
+// A standby that never reaches Join would count as coming for ever: drains and growth would wait for it.
+void ControllerCore::Impl::CheckStandbys(JobRow& job) {
+  job.standby_check = kNever;
+  if (job.stage == JobStage::kEnded) return;
+  for (ProcessRow* process : ProcessesOf(job.uid)) {
+    if (process->exited || process->joined || process->kill_sent || process->member || process->planned) continue;
+    if (now_.instant < process->join_deadline) {
+      job.standby_check = std::min(job.standby_check, process->join_deadline);
+      continue;
+    }
+    Note(NoticeLevel::kError, Reason::kPhaseDeadline, "Standby did not reach Join", process->server, &job);
+    Kill(*process, Duration(0));
+    job.avoided.insert(process->server);
+    dirty_ = true;
+  }
+}
+
 // On a free device of a usable server, best one that has no rank of this job, so that one loss takes only one of them.
 ProcessRow* ControllerCore::Impl::SpawnStandby(JobRow& job, bool avoid_members) {
   const ServerRow* best = nullptr;
   DeviceIndex best_device;
   bool best_shares = false;
   for (auto& [id, server] : servers_) {
-    if (!Usable(server) || job.banned.contains(id)) continue;
+    if (!Usable(server) || Avoids(job, id)) continue;
     bool shares = false;
     for (ProcessId pid : server_processes_[id]) {
       const ProcessRow& process = processes_.at(pid);
@@ -199,7 +220,7 @@ void ControllerCore::Impl::ReconcileDrain(JobRow& job) {
   }
   bool free_device = false;
   for (auto& [id, server] : servers_) {
-    if (!Usable(server) || job.banned.contains(id)) continue;
+    if (!Usable(server) || Avoids(job, id)) continue;
     for (const Device& device : server.inventory.devices) free_device |= Occupant(id, device.index) == nullptr;
   }
   const StandbyCount count = CountStandbys(ProcessesOf(job.uid), [this](const ServerId& id) {

@@ -74,12 +74,11 @@ void ControllerCore::Impl::Handle(ServerRow& server, const ProcessStartFailed& f
   Note(NoticeLevel::kError, fact.reason, "Process did not start", server.inventory.server, job,
        {{"message", fact.message}});
   const bool elsewhere = std::any_of(servers_.begin(), servers_.end(), [&](const auto& other) {
-    return other.first != server.inventory.server && Usable(other.second) && !job->banned.contains(other.first);
+    return other.first != server.inventory.server && Usable(other.second) && !Avoids(*job, other.first);
   });
-  if (fact.reason == Reason::kProgramMissing || (process->planned && elsewhere)) {
-    job->banned.insert(server.inventory.server);
-  }
+  if (process->planned && elsewhere) job->avoided.insert(server.inventory.server);
   if (fact.reason == Reason::kProgramMissing) {
+    job->banned.insert(server.inventory.server);
     // At the job's start this is the user's mistake; later another server may still do.
     if (Entry(*job).resumed.value == 0) {
       EndJob(*job, JobState::kFailed, Reason::kProgramMissing, static_cast<int32_t>(JobExit::kUserSignal), fact.message);

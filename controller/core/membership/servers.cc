@@ -104,6 +104,10 @@ void ControllerCore::Impl::Register(const AgentConnected& event) {
     server.registered = now_.wall;
     server.registered_at = now_.instant;
     server.liveness = ServerLiveness(now_.instant, incarnation);
+    for (auto& [uid, job] : jobs_) {  // whatever kept it from running a program may be mended
+      job.banned.erase(id);
+      job.avoided.erase(id);
+    }
   }
   server.inventory = hello.inventory;
   server.incarnation = incarnation;
@@ -147,11 +151,8 @@ void ControllerCore::Impl::AcceptReports(ServerRow& server, const AgentHello& he
   std::set<ProcessId> reported;
   for (const ProcessStatus& status : hello.processes) {
     JobRow* job = FindJob(status.job);
-    if (job == nullptr || job->stage == JobStage::kEnded) continue;  // not kept: it will be killed
     ProcessRow* process = FindProcess(status.process);
     if (process == nullptr) {
-      // A standby that only the previous controller knew. A member would be in the ledger.
-      if (status.assigned.value != 0 || status.progress.generation.value != 0) continue;
       process = &processes_[status.process];
       process->id = status.process;
       process->job = status.job;
@@ -159,6 +160,14 @@ void ControllerCore::Impl::AcceptReports(ServerRow& server, const AgentHello& he
       process->device = status.device;
       job_processes_[status.job].insert(status.process);
       server_processes_[server.inventory.server].insert(status.process);
+      // A standby that only the previous controller knew may stay; a member would be in the ledger. Whoever is not kept
+      // holds its device until it is reaped.
+      process->kill_sent = job == nullptr || job->stage == JobStage::kEnded || Entry(*job).spec.opaque ||
+                           status.assigned.value != 0 || status.progress.generation.value != 0;
+      process->join_deadline = now_.instant + policy_.process_start_timeout;
+      if (!process->kill_sent && !status.joined) {
+        job->standby_check = std::min(job->standby_check, process->join_deadline);
+      }
     }
     if (process->exited || process->server != server.inventory.server) continue;
     reported.insert(status.process);
@@ -170,6 +179,7 @@ void ControllerCore::Impl::AcceptReports(ServerRow& server, const AgentHello& he
     process->mesh_address = status.mesh_address;
     process->progress = status.progress;
     process->missing_deadline = kNever;
+    if (job == nullptr || job->stage == JobStage::kEnded || process->kill_sent) continue;
     // What it took decides only whether we adopt. Otherwise our word stands, and ResendTo repeats what was lost.
     if (job->stage == JobStage::kAdopting && !Entry(*job).spec.opaque) process->assigned = status.assigned;
     if (status.collected) {
@@ -201,7 +211,11 @@ void ControllerCore::Impl::AcceptReports(ServerRow& server, const AgentHello& he
 void ControllerCore::Impl::AcceptSnapshots(ServerRow& server, const AgentHello& hello) {
   ForgetSnapshotsOf(server.inventory.server);
   for (const auto& [uid, snapshot] : hello.snapshots) {
-    if (FindJob(uid) != nullptr) Handle(server, SnapshotHeld{uid, snapshot});
+    if (FindJob(uid) != nullptr) {
+      Handle(server, SnapshotHeld{uid, snapshot});
+    } else {
+      Send(server, DropSnapshots{uid, {snapshot}});  // the ledger has forgotten the job
+    }
   }
 }
 

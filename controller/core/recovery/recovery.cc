@@ -279,7 +279,7 @@ PlacementRequest ControllerCore::Impl::BuildRequest(JobRow& job, bool keep_drain
   const bool warm_only = entry.fence_planned && !entry.spec.opaque && job.stage != JobStage::kWaiting;
   std::vector<Candidate> shared;
   for (auto& [id, server] : servers_) {
-    if (!Usable(server) || job.banned.contains(id)) continue;
+    if (!Usable(server) || Avoids(job, id)) continue;
     for (const Device& device : server.inventory.devices) {
       Candidate c;
       c.server = id;
@@ -333,6 +333,12 @@ void ControllerCore::Impl::TryPlan(JobRow& job) {
   PlacementResult result = Place(request);
   if (!result.placement) {
     // Rather than park the job, a draining server serves on; its ranks move when there is a place.
+    request = BuildRequest(job, true, &contended);
+    result = Place(request);
+  }
+  if (!result.placement && !job.avoided.empty()) {
+    // Better a server that failed before than none: retries are bounded.
+    job.avoided.clear();
     request = BuildRequest(job, true, &contended);
     result = Place(request);
   }
@@ -439,6 +445,10 @@ void ControllerCore::Impl::SpawnPlanned(JobRow& job, ProcessRow& process) {
     spawn.master_port = 20000 + static_cast<int32_t>((entry.order * 131 + entry.fenced.value * 7) % 12000);
   }
   process.spawn_sent = true;
+  if (!entry.spec.opaque) {
+    process.join_deadline = now_.instant + policy_.process_start_timeout;
+    job.standby_check = std::min(job.standby_check, process.join_deadline);
+  }
   SendTo(process.server, std::move(spawn));
 }
 
@@ -625,6 +635,7 @@ void ControllerCore::Impl::CloseRecovery(JobRow& job, const std::string& outcome
   job.lost.clear();
   job.retries = 0;
   job.standby_failures = 0;
+  job.avoided.clear();
   job.failure_counted = false;
   const JobEntry& entry = Entry(job);
   job.regrow_at = kNever;
@@ -700,7 +711,7 @@ void ControllerCore::Impl::OnStageDeadline(JobRow& job) {
                                                  slot.rank.value, slot.server.value,
                                                  ToSeconds(policy_.process_start_timeout));
         Kill(process, Duration(0));
-        job.banned.insert(slot.server);
+        job.avoided.insert(slot.server);
         losses.push_back({&process, Reason::kPhaseDeadline, evidence, Duration(0)});
       }
       if (losses.empty()) return;
@@ -728,7 +739,7 @@ void ControllerCore::Impl::OnStageDeadline(JobRow& job) {
         late += fmt::format("{}rank {} on {}", late.empty() ? "" : ", ", r.rank.value, r.server.value);
         if (job.retries > 1) {
           // First its process is the suspect, then its server.
-          if (job.retries > 2) job.banned.insert(r.server);
+          if (job.retries > 2) job.avoided.insert(r.server);
           process.excluded = true;
           RememberLost(job, process);
           Kill(process, Duration(0));
@@ -757,7 +768,7 @@ void ControllerCore::Impl::EndJob(JobRow& job, JobState outcome, Reason reason, 
   Append(JobEnded{job.uid, outcome, reason, exit_code, message, job.last_lines, now_.wall});
   job.reason = reason;
   job.message = message;
-  job.regrow_at = job.complaint_deadline = kNever;
+  job.regrow_at = job.complaint_deadline = job.standby_check = kNever;
   job.expected.clear();
   SetStage(job, JobStage::kEnded, kNever);
   std::set<ServerId> servers;
