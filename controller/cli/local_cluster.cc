@@ -423,25 +423,34 @@ Result<LocalProcess*> LocalCluster::Find(const std::string& name) {
       fmt::format("no server '{}' in the local cluster; there are {}", name, names));
 }
 
-Result<int> LocalCluster::Kill(const std::string& name) {
+Result<int> LocalCluster::Kill(const std::vector<std::string>& names) {
   DirectoryLock lock(directory_);
   Refresh();
-  EVERSTEP_ASSIGN_OR_RETURN(LocalProcess * process, Find(name));
-  const std::string mark = Mark(*process);
-  if (process->root.empty())
-    return static_cast<int>(SignalTree(process->key, mark, SIGKILL).size());
-  // A machine dies with its memory and disk at one instant. Stopping the tree first makes it look
-  // so: nobody acts between the loss of the directory and the loss of the processes, and nothing is
+  std::vector<const LocalProcess*> victims;
+  for (const std::string& name : names) {
+    EVERSTEP_ASSIGN_OR_RETURN(const LocalProcess* process, Find(name));
+    victims.push_back(process);
+  }
+  // Machines die with their memory and disk at one instant. Stopping all trees first makes it look
+  // so: nobody acts between the loss of a directory and the loss of its processes, and nothing is
   // left to read when recovery begins.
-  const size_t members = SignalTree(process->key, mark, SIGSTOP).size();
-  const std::string grave = process->root + ".destroyed";
+  size_t members = 0;
+  for (const LocalProcess* victim : victims) {
+    members += SignalTree(victim->key, Mark(*victim), SIGSTOP).size();
+  }
   std::error_code error;
-  fs::remove_all(grave, error);
-  fs::rename(process->root, grave, error);
-  SignalTree(process->key, mark, SIGKILL);
-  WaitUntilGone(process->key, Seconds(5));
-  fs::remove_all(grave, error);
-  fs::remove_all(process->root, error);
+  for (const LocalProcess* victim : victims) {
+    if (victim->root.empty()) continue;  // the controller's data is its disk, and stays
+    fs::remove_all(victim->root + ".destroyed", error);
+    fs::rename(victim->root, victim->root + ".destroyed", error);
+  }
+  for (const LocalProcess* victim : victims) SignalTree(victim->key, Mark(*victim), SIGKILL);
+  for (const LocalProcess* victim : victims) {
+    WaitUntilGone(victim->key, Seconds(5));
+    if (victim->root.empty()) continue;
+    fs::remove_all(victim->root + ".destroyed", error);
+    fs::remove_all(victim->root, error);
+  }
   return static_cast<int>(members);
 }
 

@@ -59,7 +59,7 @@ class LocalCluster {
   // `name` is a server or "controller". kNotFound, with the names there are.
   // SIGKILL to the whole tree, then its root directory and shared memory are destroyed (the
   // controller's data stays: it is its disk). Returns the number of processes killed.
-  Result<int> Kill(const std::string& name);
+  Result<int> Kill(const std::vector<std::string>& names);  // all at one instant
   Result<int> Pause(const std::string& name);   // SIGSTOP to the whole tree
   Result<int> Resume(const std::string& name);  // SIGCONT
   // Starts it again, killing what is left of it first.

@@ -83,24 +83,36 @@ int ShowStatus(const CommandLine& line) {
   return kExitDone;
 }
 
-// Commands that act on one server or on the controller.
-int Act(const CommandLine& line, const std::string& name, const std::string& verb) {
+std::string ObjectName(const std::string& name) {
+  return name == "controller" ? name : "server/" + name;
+}
+
+// Commands that act on servers or on the controller.
+int Act(const CommandLine& line, const std::vector<std::string>& names, const std::string& verb) {
   auto loaded = LocalCluster::Load(line.LocalDirectory());
   if (!loaded.ok()) return Fail(loaded.status());
   LocalCluster& cluster = loaded.value();
-  const std::string object = name == "controller" ? name : "server/" + name;
-  if (verb == "restart") {
-    const Status status = cluster.Restart(name);
-    if (!status.ok()) return Fail(status);
-    Print(object + " started again\n");
+  if (verb == "kill") {
+    const auto killed = cluster.Kill(names);
+    if (!killed.ok()) return Fail(killed.status());
+    std::string objects;
+    for (const std::string& name : names)
+      objects += (objects.empty() ? "" : ", ") + ObjectName(name);
+    Print(fmt::format("{} killed ({} processes)\n", objects, killed.value()));
     return kExitDone;
   }
-  const Result<int> done = verb == "kill"    ? cluster.Kill(name)
-                           : verb == "pause" ? cluster.Pause(name)
-                                             : cluster.Resume(name);
-  if (!done.ok()) return Fail(done.status());
-  const char* past = verb == "kill" ? "killed" : verb == "pause" ? "paused" : "resumed";
-  Print(fmt::format("{} {} ({} processes)\n", object, past, done.value()));
+  for (const std::string& name : names) {
+    if (verb == "restart") {
+      const Status status = cluster.Restart(name);
+      if (!status.ok()) return Fail(status);
+      Print(ObjectName(name) + " started again\n");
+      continue;
+    }
+    const Result<int> done = verb == "pause" ? cluster.Pause(name) : cluster.Resume(name);
+    if (!done.ok()) return Fail(done.status());
+    Print(fmt::format("{} {} ({} processes)\n", ObjectName(name),
+                      verb == "pause" ? "paused" : "resumed", done.value()));
+  }
   return kExitDone;
 }
 
@@ -182,7 +194,8 @@ void AddLocalCommands(CommandLine& line) {
        {Verb{"kill",
              "SIGKILL a server's whole process tree and destroy its directory, or kill the "
              "controller",
-             "  everstep local kill s2\n  everstep local kill controller"},
+             "  everstep local kill s2\n  everstep local kill s2 s3\n  everstep local kill "
+             "controller"},
         Verb{"pause", "SIGSTOP a server's whole process tree: it falls silent",
              "  everstep local pause s2"},
         Verb{"resume",
@@ -190,11 +203,14 @@ void AddLocalCommands(CommandLine& line) {
              "  everstep local resume s2"},
         Verb{"restart", "Start a killed server or controller again",
              "  everstep local restart s2\n  everstep local restart controller"}}) {
-    auto name = std::make_shared<std::string>();
+    auto names = std::make_shared<std::vector<std::string>>();
     const std::string verb_name = verb.name;
-    CLI::App* command = line.Add(local, verb.name, verb.description, verb.examples,
-                                 [&line, name, verb_name] { return Act(line, *name, verb_name); });
-    command->add_option("server", *name, "A server, or 'controller'")
+    CLI::App* command =
+        line.Add(local, verb.name, verb.description, verb.examples,
+                 [&line, names, verb_name] { return Act(line, *names, verb_name); });
+    command
+        ->add_option("server", *names,
+                     "Servers, or 'controller'; several are killed at one instant")
         ->required()
         ->type_name("NAME");
     line.AddDirectoryFlag(command);

@@ -94,15 +94,7 @@ class ProcessLoss(EndToEndTest):
         cluster, training = self.start(servers=6)
         before, places = training.pids(), training.ranks()
         generation = int(training.status()["generation"])
-        # Both agents and both ranks at one instant, then their directories.
-        victims = [places[1]["server"], places[2]["server"]]
-        pids = [cluster.pid_of(name) for name in victims] + [before[1], before[2]]
-        for pid in pids:
-            os.kill(pid, 19)
-        for pid in pids:
-            kill_process(pid)
-        for name in victims:
-            cluster.kill(name)
+        cluster.kill(places[1]["server"], places[2]["server"])
         recovery = training.wait_recovered()[0]
         self.assertEqual(len(cluster.recoveries("train")), 1, "two losses in one window are one recovery")
         self.assertEqual(int(recovery["generationTo"]), generation + 1, "one plan, one generation")

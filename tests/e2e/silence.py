@@ -54,13 +54,11 @@ class Silence(EndToEndTest):
         training.wait_step(5)
         before = training.pids()
         silent = sorted({training.server_of(rank) for rank in (0, 1, 2, 3)})
-        for name in silent:
-            cluster.pause(name)
+        cluster.pause(*silent)
         frozen = lambda: any(e["reason"] == "MassSilence" for e in cluster.events())
         wait_until(frozen, 30, "the controller doubts its own network", training.detail)
         self.assertEqual(cluster.recoveries("train"), [], "a recovery began although most fell silent")
-        for name in silent:
-            cluster.resume(name)
+        cluster.resume(*silent)
         step = training.step()
         training.wait_step(step + 20)
         self.assertEqual(cluster.recoveries("train"), [], "a recovery storm")
@@ -73,10 +71,9 @@ class Silence(EndToEndTest):
         training = cluster.train(steps=300, servers=5, flags=("--servers-min", "2"))
         training.wait_step(5)
         before, places = training.pids(), training.ranks()
-        for rank in (0, 1, 2):
-            cluster.kill(places[rank]["server"])
-        for name in sorted(set(cluster.servers()) - {p["server"] for p in places.values()})[:2]:
-            cluster.kill(name)  # two of three spares too: five of eight are gone
+        spares = sorted(set(cluster.servers()) - {p["server"] for p in places.values()})
+        # Two of three spares too: five of eight are gone, at one instant.
+        cluster.kill(*(places[rank]["server"] for rank in (0, 1, 2)), *spares[:2])
         wait_until(lambda: training.running() and cluster.recoveries("train") and
                    all(alive(pid) for pid in training.pids().values()), 90, "the job runs on what is left", training.detail)
         for rank in training.pids().values():

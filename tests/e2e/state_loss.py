@@ -18,8 +18,7 @@ class StateLoss(EndToEndTest):
         before = training.pids()
         stage = [rank for rank, place in places.items() if place["pp"] == 1]
         self.assertEqual(len(stage), 2)
-        for rank in stage:
-            cluster.kill(places[rank]["server"])
+        cluster.kill(*(places[rank]["server"] for rank in stage))
         recovery = training.wait_recovered()[-1]
         protected = int(recovery["recoveryPoint"]["step"])
         self.assertGreaterEqual(protected, 10, "it went back further than the newest protected state")
@@ -46,35 +45,43 @@ class StateLoss(EndToEndTest):
         cluster.disk_works()
         self.finish(training)
 
-    def test_flipped_bit_in_a_stored_chunk_is_detected_and_another_copy_is_used(self):
+    def power_loss(self, damage):
+        """All machines lose power at one instant: memory is gone, disks are not; `damage` may touch a disk meanwhile."""
         cluster = self.cluster(servers=3)
-        training = cluster.train(steps=400, servers=3, flags=("--persist-every", "10"), extra=("--snapshot-every", "5"))
+        training = cluster.train(steps=200, servers=3, size="small", flags=("--persist-every", "10"),
+                                 extra=("--snapshot-every", "10"))
 
-        def newest():
+        def two():
             found = cluster.json("get", "checkpoints").get("checkpoints", [])
-            return found[-1] if found and len({s["server"] for s in found[-1]["shards"]}) >= 2 else None
-        checkpoint = wait_until(newest, 60, "a checkpoint has copies on two servers", training.detail)
-        holders = sorted({shard["server"] for shard in checkpoint["shards"] if shard["tier"].endswith("STORED")})
-        # All power is lost at one instant: memory is gone, disks are not.
+            return found if len(found) >= 2 else None
+        checkpoints = wait_until(two, 120, "two checkpoints are complete", training.detail)
         agents = {name: cluster.pid_of(name) for name in cluster.servers()}
-        for pid in agents.values():
-            os.kill(pid, signal.SIGSTOP)
-        for pid in agents.values():
-            os.kill(pid, signal.SIGKILL)
-        for pid in training.pids().values():
-            wait_until(lambda: not alive(pid), 15, "the ranks died with their agents")
-        flipped = 0
-        for path in sorted(cluster.root_of(holders[0]).rglob("*")):
-            if path.suffix in (".sst", ".blob", ".log") and path.is_file() and path.stat().st_size > 20000:
-                data = bytearray(path.read_bytes())
-                data[len(data) // 2] ^= 1
-                path.write_bytes(data)
-                flipped += 1
-        self.assertGreater(flipped, 0, "no stored chunk to damage")
+        pids = training.pids().values()
+        for name in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in [*agents.values(), *pids]:
+                if alive(pid):
+                    os.kill(pid, name)
+        for pid in pids:
+            wait_until(lambda: not alive(pid), 15, "the ranks are dead")
+        damage(cluster.root_of(checkpoints[-1]["shards"][0]["server"]))
         for name in agents:
             cluster.restart(name)
         wait_until(lambda: training.running() and training.recovered_from_store(), 120,
                    "the job runs from its stored state", training.detail)
+        return cluster, training
+
+    def test_power_loss_of_all_servers_resumes_from_the_stored_checkpoint(self):
+        _, training = self.power_loss(lambda root: None)
+        self.finish(training)
+
+    def test_flipped_bit_in_a_stored_chunk_is_detected_and_an_older_state_is_used(self):
+        def flip(root):
+            files = sorted((p for p in root.rglob("*.sst") if p.stat().st_size > 100000), key=lambda p: p.stat().st_mtime_ns)
+            self.assertTrue(files, "no stored chunk to damage")
+            data = bytearray(files[-1].read_bytes())
+            data[len(data) // 2] ^= 1
+            files[-1].write_bytes(data)
+        cluster, training = self.power_loss(flip)
         wait_until(lambda: any(e["reason"] == "StorageCorrupt" for e in cluster.events()), 10, "the damage is said",
                    training.detail)
         self.finish(training)

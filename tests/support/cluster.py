@@ -185,14 +185,15 @@ class Cluster:
 
     # -- faults
 
-    def kill(self, name):
-        self.everstep("local", "kill", name)
+    def kill(self, *names):
+        """All at one instant."""
+        self.everstep("local", "kill", *names)
 
-    def pause(self, name):
-        self.everstep("local", "pause", name)
+    def pause(self, *names):
+        self.everstep("local", "pause", *names)
 
-    def resume(self, name):
-        self.everstep("local", "resume", name)
+    def resume(self, *names):
+        self.everstep("local", "resume", *names)
 
     def restart(self, name):
         self.everstep("local", "restart", name)
