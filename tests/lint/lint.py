@@ -249,12 +249,17 @@ def tests_without_sleeps(tree):
 def tests_assert(tree):
     """A test that asserts nothing tests nothing."""
     body = re.compile(r"^TEST(?:_F|_P)?\((\w+),\s*(\w+)\)\s*\{(.*?)^\}", re.M | re.S)
-    helper = re.compile(r"EXPECT_|ASSERT_|FAIL\(|ADD_FAILURE|\b(?:Expect|Check|Verify|Assert|Must|Require|Run)\w*\(")
+    function = re.compile(r"(\w+)\([^;{}]*\)(?:\s*const)?\s*\{(.*?)^ {0,2}\}", re.M | re.S)
+    asserts = re.compile(r"EXPECT_|ASSERT_|FAIL\(|ADD_FAILURE|\b(?:Expect|Check|Verify|Assert|Must|Require|Run)\w*\(")
     for name in tree.sources:
         if name.startswith("tests/"):
-            for match in body.finditer(tree.text(name)):
-                if not helper.search(match.group(3)):
-                    line = tree.text(name)[:match.start()].count("\n") + 1
+            text = tree.text(name)
+            # Helpers of the same file that assert.
+            helpers = {f.group(1) for f in function.finditer(text) if asserts.search(f.group(2))}
+            for match in body.finditer(text):
+                called = set(re.findall(r"\b(\w+)\(", match.group(3)))
+                if not asserts.search(match.group(3)) and not called & helpers:
+                    line = text[:match.start()].count("\n") + 1
                     yield f"{name}:{line}: {match.group(1)}.{match.group(2)} asserts nothing"
 
 
