@@ -94,6 +94,7 @@ class ControllerCore::Impl {
   void FenceMembers(JobRow& job);
   void CheckCollected(JobRow& job);
   void Decide(JobRow& job);
+  bool AwaitsCheckpoint(JobRow& job, StateId point);
   RecoveryInputs GatherInputs(JobRow& job);
   void TryPlan(JobRow& job);
   PlacementRequest BuildRequest(JobRow& job, bool keep_draining, bool* foreign_of_higher);
@@ -121,6 +122,8 @@ class ControllerCore::Impl {
   std::vector<JobRow*> JobsByClaim();
   bool HigherClaim(const JobRow& a, const JobRow& b) const;
   int32_t MissingRanks(const JobRow& job) const;
+  bool AnotherLacksRanks(const JobRow& job) const;
+  void TakeBackStandby(const JobRow& job);
   bool Avoids(const JobRow& job, const ServerId& server) const;
   void CheckStandbys(JobRow& job);
   ProcessRow* Occupant(const ServerId& server, DeviceIndex device);

@@ -112,6 +112,7 @@ struct JobRow {
   int32_t standby_failures = 0;
   std::set<ServerId> banned;         // has not got this program; until its agent is a new one
   std::set<ServerId> avoided;        // failed this recovery; taken again rather than waiting for capacity
+  Instant copies_until = kNever;     // Decide waits until then for the holders of a newer checkpoint; kNever: it did not
   Instant standby_check = kNever;    // when the oldest standby that has not joined is overdue
   Generation generation_floor;       // an agent reported this one although the ledger is behind
   std::map<std::string, double> metrics;

@@ -166,9 +166,45 @@ RecoveryInputs ControllerCore::Impl::GatherInputs(JobRow& job) {
   return inputs;
 }
 
+namespace {
+
+// The newest complete checkpoint on the chain, when it is newer than `step`.
+const Manifest* NewerManifest(const JobEntry& entry, Step step) {
+  const Manifest* newest = nullptr;
+  for (const Manifest& manifest : entry.manifests) {
+    if (manifest.state.step <= step || !entry.lineage.OnChain(manifest.state)) continue;
+    if (newest == nullptr || manifest.state.step > newest->state.step) newest = &manifest;
+  }
+  return newest;
+}
+
+}  // namespace
+
+// A point below a complete checkpoint: its holders are away, with their disks (all machines lost power, say). They get
+// one recovery budget to come back, before the steps since an older state are given up.
+bool ControllerCore::Impl::AwaitsCheckpoint(JobRow& job, StateId point) {
+  const Manifest* manifest = NewerManifest(Entry(job), point.step);
+  if (manifest == nullptr) return false;
+  if (job.copies_until == kNever) {
+    job.copies_until = now_.instant + policy_.recovery_budget;
+    std::string holders;
+    for (const SnapshotInfo& copy : manifest->shards) {
+      if (holders.size() < 60) holders += (holders.empty() ? "" : ", ") + copy.server.value;
+    }
+    job.message = fmt::format("Waits for a copy of the checkpoint of step {}, which was on {}", manifest->state.step.value,
+                              holders);
+    Note(NoticeLevel::kError, Reason::kSourceLost, "Recovery waits for a checkpoint's holders", {}, &job,
+         {{"step", std::to_string(manifest->state.step.value)}, {"holders", holders}});
+  }
+  if (now_.instant >= job.copies_until) return false;
+  job.deadline = job.copies_until;
+  return true;
+}
+
 // Collect is over: whoever is not in the decision set is no survivor, and the recovery point is fixed.
 void ControllerCore::Impl::Decide(JobRow& job) {
   const JobEntry& entry = Entry(job);
+  if (AwaitsCheckpoint(job, DecideRecoveryPoint(GatherInputs(job)))) return;
   EnterPhase(job, RecoveryPhase::kPlan);
   std::vector<ProcessRow*> excluded;
   for (ProcessId pid : job.expected) {
