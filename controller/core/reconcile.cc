@@ -117,13 +117,42 @@ void ControllerCore::Impl::ReconcileStandbys(JobRow& job) {
   for (const ProcessRow* process : ProcessesOf(job.uid)) {
     if (process->member && !process->exited && Draining(process->server)) ++leaving;
   }
-  const int32_t wanted = entry.spec.standbys_wanted + MissingRanks(job) + leaving;
+  const int32_t missing = MissingRanks(job);
+  // Ranks come before standbys: whoever runs at full width leaves free devices to a job that does not.
+  if (missing == 0 && leaving == 0 && AnotherLacksRanks(job)) return;
+  const int32_t wanted = entry.spec.standbys_wanted + missing + leaving;
   const StandbyCount count = CountStandbys(ProcessesOf(job.uid), [this](const ServerId& id) {
     const ServerRow* server = FindServer(id);
     return server != nullptr && Usable(*server);
   });
   for (int32_t have = count.ready + count.starting; have < wanted; ++have) {
-    if (SpawnStandby(job, true) == nullptr) return;
+    if (SpawnStandby(job, true) != nullptr) continue;
+    if (missing > 0 && count.ready + count.starting == 0) TakeBackStandby(job);
+    return;
+  }
+}
+
+bool ControllerCore::Impl::AnotherLacksRanks(const JobRow& job) const {
+  return std::any_of(jobs_.begin(), jobs_.end(), [&](const auto& other) {
+    const JobRow& o = other.second;
+    return o.uid != job.uid && o.stage == JobStage::kRunning && !Entry(o).spec.opaque && !Finishing(o) &&
+           MissingRanks(o) > 0;
+  });
+}
+
+// A spare that idles as the standby of a job at full width is taken back for one that lacks ranks.
+void ControllerCore::Impl::TakeBackStandby(const JobRow& job) {
+  for (auto& [id, server] : servers_) {
+    if (!Usable(server) || Avoids(job, id)) continue;
+    for (const Device& device : server.inventory.devices) {
+      ProcessRow* occupant = Occupant(id, device.index);
+      if (occupant == nullptr || occupant->job == job.uid || occupant->member || occupant->planned) continue;
+      const JobRow* owner = FindJob(occupant->job);
+      if (occupant->kill_sent) return;  // one is on its way out already
+      if (owner == nullptr || owner->stage != JobStage::kRunning || MissingRanks(*owner) > 0) continue;
+      Kill(*occupant, Duration(0));
+      return;
+    }
   }
 }
 

@@ -85,6 +85,28 @@ TEST(World, SameSeedGivesTheSameTrace) {
   EXPECT_EQ(hashes[0], hashes[1]);
 }
 
+TEST(World, ShrunkenJobGrowsBeforeAnotherGetsAStandby) {
+  auto world = Cluster(11, 5);
+  JobSpec steady = Spec("steady", 1, 1);
+  steady.priority = 5;
+  const JobUid shrunken = world->Submit(Spec("shrunken", 3, 2), 100000);
+  const JobUid job = world->Submit(steady, 100000);
+  ASSERT_TRUE(world->RunUntil([&] {
+    const auto a = world->ViewOf(shrunken), b = world->ViewOf(job);
+    return a->state == JobState::kRunning && a->world_size == 3 && b->state == JobState::kRunning;
+  }, Seconds(20)));
+  const std::string first = world->Member(shrunken, 1)->server.value, second = world->Member(shrunken, 2)->server.value;
+  world->KillServer(first);
+  world->KillServer(second);
+  ASSERT_TRUE(world->RunUntil([&] {
+    const auto a = world->ViewOf(shrunken);
+    return a->state == JobState::kRunning && a->world_size == 2;
+  }, Seconds(20)));
+  world->StartServer(first);  // the only free device: a rank of the one job, or a standby of the other
+  EXPECT_TRUE(world->RunUntil([&] { return world->ViewOf(shrunken)->world_size == 3; }, Seconds(20)));
+  for (const Violation& v : world->violations()) ADD_FAILURE() << v.what;
+}
+
 // Random faults of every kind, then a healed cluster: the job must finish, on the chain, step by step.
 class RandomFaults : public ::testing::TestWithParam<uint64_t> {};
 
