@@ -45,11 +45,11 @@ class StateLoss(EndToEndTest):
         cluster.disk_works()
         self.finish(training)
 
-    def power_loss(self, damage):
+    def power_loss(self, damage, size, steps, policy=None):
         """All machines lose power at one instant: memory is gone, disks are not; `damage` may touch a disk meanwhile."""
-        cluster = self.cluster(servers=3)
-        training = cluster.train(steps=200, servers=3, size="small", flags=("--persist-every", "10"),
-                                 extra=("--snapshot-every", "10"))
+        cluster = self.cluster(servers=3, policy=policy)
+        training = cluster.train(steps=steps, servers=3, size=size, flags=("--persist-every", "5"),
+                                 extra=("--snapshot-every", "5"))
 
         def two():
             found = cluster.json("get", "checkpoints").get("checkpoints", [])
@@ -71,7 +71,7 @@ class StateLoss(EndToEndTest):
         return cluster, training
 
     def test_power_loss_of_all_servers_resumes_from_the_stored_checkpoint(self):
-        _, training = self.power_loss(lambda root: None)
+        _, training = self.power_loss(lambda root: None, "tiny", 150)
         self.finish(training)
 
     def test_flipped_bit_in_a_stored_chunk_is_detected_and_an_older_state_is_used(self):
@@ -81,7 +81,7 @@ class StateLoss(EndToEndTest):
             data = bytearray(files[-1].read_bytes())
             data[len(data) // 2] ^= 1
             files[-1].write_bytes(data)
-        cluster, training = self.power_loss(flip)
+        cluster, training = self.power_loss(flip, "base", 30, {"recovery_budget": "10s"})
         wait_until(lambda: any(e["reason"] == "StorageCorrupt" for e in cluster.events()), 10, "the damage is said",
                    training.detail)
         self.finish(training)
