@@ -82,7 +82,8 @@ struct FollowOptions {
   Duration patience = Seconds(60);  // how long the controller may stay unreachable
 };
 
-void ShowLines(const v1::RankLog& log, bool all_ranks) {
+void ShowLines(const v1::RankLog& log, bool all_ranks, std::string& newest_of_leader) {
+  if (log.rank() == 0 && log.lines_size() > 0) newest_of_leader = log.lines(log.lines_size() - 1);
   if (!all_ranks && log.rank() != 0) return;
   std::string text;
   for (const std::string& line : log.lines()) {
@@ -96,6 +97,21 @@ void ShowEvent(const v1::Event& event) {
   Note(fmt::format("{} {}", ClockTime(event.time()), EventLine(event)));
 }
 
+// What rank 0 printed at its end while the stream was broken: a controller that is restarted
+// forwards only what comes.
+void ShowMissedLines(const v1::JobOutcome& outcome, const std::string& newest_shown,
+                     bool all_ranks) {
+  if (outcome.state() != v1::JOB_STATE_SUCCEEDED) return;
+  int first = 0;
+  for (int i = 0; i < outcome.last_lines_size(); ++i) {
+    if (outcome.last_lines(i) == newest_shown) first = i + 1;
+  }
+  for (int i = first; i < outcome.last_lines_size(); ++i) {
+    Print(all_ranks ? fmt::format("[rank 0] {}\n", outcome.last_lines(i))
+                    : outcome.last_lines(i) + "\n");
+  }
+}
+
 // Shows what happens to the job until it ends. kUnavailable: the controller was away for longer
 // than the patience.
 Result<v1::JobOutcome> Follow(const AdminClient& client, const std::string& uid,
@@ -103,6 +119,7 @@ Result<v1::JobOutcome> Follow(const AdminClient& client, const std::string& uid,
   auto last_contact = SteadyClock::now();
   bool said = false;
   uint64_t newest_event = 0;
+  std::string newest_line;
   while (true) {
     std::optional<v1::JobOutcome> outcome;
     const Status status = client.Watch(uid, [&](const v1::WatchJobResponse& message) {
@@ -111,7 +128,7 @@ Result<v1::JobOutcome> Follow(const AdminClient& client, const std::string& uid,
       said = false;
       if (message.dropped() > 0)
         Note(fmt::format("{} messages were dropped: this terminal is slow", message.dropped()));
-      if (message.has_lines()) ShowLines(message.lines(), options.all_ranks);
+      if (message.has_lines()) ShowLines(message.lines(), options.all_ranks, newest_line);
       if (message.has_event() &&
           (message.event().sequence() == 0 || message.event().sequence() > newest_event)) {
         newest_event = std::max(newest_event, message.event().sequence());
@@ -119,7 +136,10 @@ Result<v1::JobOutcome> Follow(const AdminClient& client, const std::string& uid,
       }
       if (message.has_outcome()) outcome = message.outcome();
     });
-    if (outcome) return *outcome;
+    if (outcome) {
+      ShowMissedLines(*outcome, newest_line, options.all_ranks);
+      return *outcome;
+    }
     const bool away = status.ok() || status.code() == StatusCode::kUnavailable ||
                       status.code() == StatusCode::kCancelled ||
                       status.code() == StatusCode::kDeadlineExceeded;
@@ -128,7 +148,8 @@ Result<v1::JobOutcome> Follow(const AdminClient& client, const std::string& uid,
     if (!said)
       Note("the controller does not answer; training goes on without it, waiting for it to return");
     said = true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    if (client.WaitForConnection(Milliseconds(500)))
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }
 
@@ -315,7 +336,9 @@ int Wait(const CommandLine& line, const WaitFlags& flags) {
                        flags.for_at_most, last));
       return kExitUnmet;
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (client.value().WaitForConnection(Milliseconds(500))) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
   }
 }
 

@@ -100,6 +100,12 @@ bool ControllerCore::Impl::FinishIfAllFinished(JobRow& job) {
   }
   if (finished == 0 && !Finishing(job)) return false;
   if (gone < members || (entry.spec.opaque && finished < members)) return false;
+  // What the leader printed last is the job's result to whoever lost the stream meanwhile.
+  for (const ProcessRow* process : ProcessesOf(job.uid)) {
+    if (process->member && process->rank == Rank(0) && process->assigned == Entry(job).fenced) {
+      job.last_lines.assign(process->lines.begin(), process->lines.end());
+    }
+  }
   EndJob(job, JobState::kSucceeded, Reason::kJobFinished, 0,
          finished == members ? fmt::format("All {} ranks finished", members)
                              : fmt::format("{} of {} ranks ended by themselves, the others after the last step", finished,
