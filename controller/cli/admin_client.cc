@@ -82,11 +82,12 @@ Result<ControllerAddress> FindController(const std::string& flag,
 using Calls = v1::AdminService::Stub;
 
 struct AdminClient::Service {
+  std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<Calls> calls;
 
   template <typename Request, typename Response>
   Result<Response> Call(grpc::Status (Calls::*method)(grpc::ClientContext*, const Request&,
-                                                     Response*),
+                                                      Response*),
                         const Request& request, Duration timeout,
                         const ControllerAddress& controller) const {
     grpc::ClientContext context;
@@ -121,8 +122,9 @@ AdminClient::AdminClient(ControllerAddress controller, Duration timeout)
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(64 << 20);
-  service_->calls = v1::AdminService::NewStub(grpc::CreateCustomChannel(
-      controller_.address, grpc::InsecureChannelCredentials(), arguments));
+  service_->channel =
+      grpc::CreateCustomChannel(controller_.address, grpc::InsecureChannelCredentials(), arguments);
+  service_->calls = v1::AdminService::NewStub(service_->channel);
 }
 AdminClient::~AdminClient() = default;
 AdminClient::AdminClient(AdminClient&&) noexcept = default;
@@ -172,6 +174,10 @@ Result<v1::GetConfigResponse> AdminClient::Call(const v1::GetConfigRequest& requ
 Result<v1::GetControllerInfoResponse> AdminClient::Call(
     const v1::GetControllerInfoRequest& request) const {
   return service_->Call(&Calls::GetControllerInfo, request, timeout_, controller_);
+}
+
+bool AdminClient::WaitForConnection(Duration timeout) const {
+  return service_->channel->WaitForConnected(std::chrono::system_clock::now() + timeout);
 }
 
 Status AdminClient::Watch(

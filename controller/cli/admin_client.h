@@ -60,6 +60,9 @@ class AdminClient {
   // why it ended.
   Status Watch(const std::string& job,
                const std::function<void(const v1::WatchJobResponse&)>& on_message) const;
+  // True once there is a connection. Waiting here, not in a loop of failing calls: gRPC notices a controller that came
+  // back at once only while somebody waits for it, and otherwise looks every five seconds.
+  bool WaitForConnection(Duration timeout) const;
   const ControllerAddress& controller() const { return controller_; }
 
  private:

@@ -276,7 +276,7 @@ Status LocalCluster::WaitUntilServing(Duration timeout, size_t servers) const {
     } else {
       last = listed.status().message();
     }
-    WaitMilliseconds(kPollMilliseconds);
+    if (client.WaitForConnection(Milliseconds(200))) WaitMilliseconds(kPollMilliseconds);
   }
   return DeadlineExceeded(
       fmt::format("the local cluster is not ready after {:.0f} s: {}; logs are in {}/logs",
