@@ -232,6 +232,7 @@ TEST_F(ControllerLoopTest, ADeadlineThatHasComeIsFedAfterWaitingDatagrams) {
   };
   StartLoop();
   EXPECT_EQ(outputs_.Wait(2), (std::vector<std::string>{"probe beat of late", "probe time"}));
+  loop_->Stop(Seconds(5));  // before `source` goes
 }
 
 TEST_F(ControllerLoopTest, ItsOwnLagIsFedBeforeAnyTimer) {
