@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""Real training under real kills: survivors stay, and the weights are those of the run that nothing happened to."""
+
+import os
+import random
+import signal
+import unittest
+
+from torch_support import TorchTest, main, newest_step, wait_until
+
+SEED = int(os.environ.get("EVERSTEP_TEST_SEED", "20260101"))
+
+
+class InProcess(TorchTest):
+    def kill_one(self, training, victim, count):
+        """Kills one rank beside a warm standby; returns the recovery, after the ranks stepped on."""
+        training.wait_standby()
+        before = training.pids()
+        step = newest_step(training.step_logs)
+        os.kill(before[victim], signal.SIGKILL)
+        recovery = training.wait_recovered(count)[-1]
+        self.assert_recovery(recovery, replaced={victim})
+        wait_until(lambda: newest_step(training.step_logs) > step + 2, 30, "the job steps on", training.detail)
+        self.assert_pids_kept(before, training.pids(), lost={victim})
+        return recovery
+
+    def check_kills(self, kills, *arguments):
+        print(f"seed {SEED}: EVERSTEP_TEST_SEED={SEED} {self.id()}")
+        rng = random.Random(SEED)
+        _, training = self.start(*arguments, "--pace", 60)
+        training.wait_step(5)
+        for count in range(1, kills + 1):
+            self.kill_one(training, rng.randrange(4), count)
+        self.assertEqual(self.digest(training), self.undisturbed(*arguments), "the weights differ: " + training.detail())
+        self.assert_no_committed_step_again(training)
+        return training
+
+    def test_killed_rank_is_replaced_and_weights_are_the_same_bits(self):
+        self.check_kills(1, "--steps", 200)
+
+    def test_five_random_kills_leave_the_same_bits(self):
+        training = self.check_kills(5, "--steps", 900, "--samples", 1003)
+        # 1003 samples in steps of 32: 30 steps of 32 and one of 43.
+        read = self.samples_read(training)
+        self.assertEqual(sorted(read), list(range(1, 901)))
+        for epoch in range(900 // 31):
+            whole = sorted(i for step in range(epoch * 31 + 1, epoch * 31 + 32) for i in read[step])
+            self.assertEqual(whole, list(range(1003)), f"epoch {epoch} did not read each sample exactly once")
+
+    def test_five_random_kills_under_data_parallel_leave_the_same_bits(self):
+        self.check_kills(5, "--steps", 900, "--ddp")
+
+
+if __name__ == "__main__":
+    main()
