@@ -545,9 +545,10 @@ class Job:
             value = float(loss.detach())
             if value != value or value in (float("inf"), float("-inf")):
                 flags |= _abi.VOTE_NOT_FINITE
-            elif self.leader:
-                self.session.report(self._step, "loss", value)
-        return self._commit(flags)
+        applied = self._commit(flags)
+        if applied and loss is not None:
+            self.report("loss", value)
+        return applied
 
     def _commit(self, flags: int) -> bool:
         if self._rehearsing:
