@@ -350,6 +350,10 @@ es_code es_finish(es_session* session) {
   return Guarded([&] { return session == nullptr ? Invalid("session is null") : Report(session->session->Finish()); });
 }
 
+int32_t es_generation_over(const es_session* session) {
+  return session != nullptr && session->session->generation_over() ? 1 : 0;
+}
+
 es_code es_get_counters(const es_session* session, es_counters* counters) {
   if (session == nullptr || counters == nullptr || counters->struct_size < sizeof(es_counters)) {
     return Invalid("es_get_counters needs a session and counters with their struct_size");

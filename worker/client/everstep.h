@@ -107,6 +107,9 @@ ES_API es_code es_set_data_position(es_session* session, es_position_fn position
 ES_API es_code es_join(es_session* session, es_membership* membership);
 ES_API es_code es_begin_step(es_session* session, int64_t step);
 ES_API es_code es_gradients_complete(es_session* session, int64_t step);
+/* 1: this generation is over, and what is computed now will be thrown away. For any thread; one atomic read, so it may be
+ * asked between micro-batches or layers. */
+ES_API int32_t es_generation_over(const es_session* session);
 
 enum { ES_VOTE_OUT_OF_RANGE = 1, ES_VOTE_NOT_FINITE = 2 };
 typedef enum es_outcome { ES_APPLIED, ES_REDO, ES_OUTCOME_NOT_FINITE, ES_SWITCH } es_outcome;

@@ -366,6 +366,7 @@ Result<Membership> Session::Impl::Join() {
         const session::CallAnswered answer = std::move(*answer_);
         answer_.reset();
         if (!answer.status.ok()) return answer.status;
+        joined_generation_.store(core_.assignment().generation.value);
         return MembershipLocked();
       }
       work = std::exchange(work_, std::nullopt);
@@ -559,6 +560,7 @@ Result<CommitOutcome> Session::Commit(Step step, const VoteExtras& extras) { ret
 Status Session::Snapshot() { return impl_->Snapshot(); }
 void Session::ReportMetric(Step step, std::string_view name, double value) { impl_->ReportMetric(step, name, value); }
 Status Session::Finish() { return impl_->Finish(); }
+bool Session::generation_over() const { return impl_->generation_over(); }
 bool Session::is_static() const { return impl_->is_static(); }
 ProcessId Session::process() const { return impl_->process(); }
 Progress Session::progress() const { return impl_->progress(); }

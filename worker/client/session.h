@@ -159,6 +159,9 @@ class Session {
   Status Finish();
 
   // Thread-safe.
+  // This rank's generation is over, so what it computes now will be thrown away: a program that asks between the
+  // pieces of a long step (micro-batches, layers) is back in Join sooner. Costs one atomic read.
+  bool generation_over() const;
   bool is_static() const;
   ProcessId process() const;
   Progress progress() const;

@@ -50,6 +50,7 @@ class Session::Impl : public client::CommunicatorObserver {
   void CollectiveEnded(Generation generation, Rank suspect, const Status& failure) override;
   void Track(Generation generation, const std::shared_ptr<collective::Communicator>& communicator) override;
 
+  bool generation_over() const { return Left(Generation(joined_generation_.load())); }
   Progress progress() const;
   SessionCounters counters() const;
   bool is_static() const { return environment_.agent_socket.empty(); }
@@ -130,6 +131,7 @@ class Session::Impl : public client::CommunicatorObserver {
   // Until here.
 
   std::atomic<uint64_t> left_generation_{0};  // all up to this one were left: copies in progress stop
+  std::atomic<uint64_t> joined_generation_{0};  // what the last Join returned
   Assignment assignment_;                     // training thread: of the work in hand
   Rank rank_{-1};
   int wake_fd_ = -1;

@@ -149,7 +149,19 @@ Status DistributedTrainer<Scalar>::Warm() {
   if (session_.is_static()) return OkStatus();  // its place is known at once
   Assignment guess;
   guess.micro_batch_count = static_cast<int32_t>(options_.micro_batch_count);
-  return LayOut(guess, RankAssignment());
+  EVERSTEP_RETURN_IF_ERROR(LayOut(guess, RankAssignment()));
+  // One micro-batch on whatever is in memory, so that every page and code path has been touched.
+  EVERSTEP_RETURN_IF_ERROR(Initialize());
+  const TokenBatch tokens = Batch(Step(1), 0);
+  shard_.reducer->Begin();
+  for (ForwardContext<Scalar>& context : shard_.contexts) {
+    shard_.stage->Forward(shard_.parameters.span(), tokens, {}, context);
+    shard_.stage->Backward(shard_.parameters.span(), tokens, {}, shard_.reducer->weight(), context,
+                           shard_.reducer->micro_batch());
+  }
+  shard_.reducer->Accumulate();
+  shard_.reducer->Begin();
+  return OkStatus();
 }
 
 template <typename Scalar>
@@ -266,6 +278,10 @@ Status DistributedTrainer<Scalar>::ComputeGradients(Step step) {
     return std::exchange(work, nullptr)->Wait();
   };
 
+  // Asked before each layer: a rank that computes on for nothing keeps everybody waiting.
+  const Cancelled over = [this] { return session_.generation_over(); };
+  const Status left = Aborted("the generation is over");
+
   agreed_.assign(static_cast<size_t>(micro_batches_ + tensor_count_), 0.0);
   s.reducer->Begin();
   const auto forward = [&](int64_t i) -> Status {
@@ -278,7 +294,7 @@ Status DistributedTrainer<Scalar>::ComputeGradients(Step step) {
       EVERSTEP_RETURN_IF_ERROR(session_.pp_group().Receive(input.data(), activation_count,
                                                            TypeOf<Scalar>(), Rank(stage - 1)));
     }
-    s.stage->Forward(s.parameters.span(), slot.tokens, input, context);
+    if (!s.stage->Forward(s.parameters.span(), slot.tokens, input, context, over)) return left;
     if (stage == last) {
       agreed_[static_cast<size_t>(micro_batch)] = context.loss();
     } else {
@@ -295,8 +311,10 @@ Status DistributedTrainer<Scalar>::ComputeGradients(Step step) {
                                                         TypeOf<Scalar>(), Rank(stage + 1)));
       EVERSTEP_RETURN_IF_ERROR(wait(slot.output_sent));
     }
-    s.stage->Backward(s.parameters.span(), slot.tokens, output_gradient, weight, context,
-                      s.reducer->micro_batch());
+    if (!s.stage->Backward(s.parameters.span(), slot.tokens, output_gradient, weight, context,
+                           s.reducer->micro_batch(), over)) {
+      return left;
+    }
     if (stage > 0) {
       slot.gradient_sent = backward_group_->SendAsync(context.input_gradient().data(), activation_count,
                                                       TypeOf<Scalar>(), Rank(stage - 1));

@@ -216,8 +216,9 @@ void Stage<Scalar>::ForwardBlock(const Scalar* p, const LayerOffsets& at,
 }
 
 template <typename Scalar>
-void Stage<Scalar>::Forward(std::span<const Scalar> parameters, const TokenBatch& tokens,
-                            std::span<const Scalar> input, ForwardContext<Scalar>& context) const {
+bool Stage<Scalar>::Forward(std::span<const Scalar> parameters, const TokenBatch& tokens,
+                            std::span<const Scalar> input, ForwardContext<Scalar>& context,
+                            const Cancelled& cancelled) const {
   const int64_t token_count = config_.TokensPerMicroBatch();
   const int64_t width = config_.width;
   const auto is_size = [](const auto& array, int64_t size) {
@@ -240,6 +241,7 @@ void Stage<Scalar>::Forward(std::span<const Scalar> parameters, const TokenBatch
   }
 
   for (size_t i = 0; i < layers_.size(); ++i) {
+    if (cancelled && cancelled()) return false;
     const bool is_last = i + 1 == layers_.size();
     ForwardBlock(p, layers_[i], context.layers_[i],
                  is_last ? context.last_ : context.layers_[i + 1].input);
@@ -260,6 +262,7 @@ void Stage<Scalar>::Forward(std::span<const Scalar> parameters, const TokenBatch
     context.output_ = {context.last_, static_cast<size_t>(token_count * width)};
   }
   context.forward_done_ = true;
+  return true;
 }
 
 // On entry context.gradient_ is the gradient of the block's output, on exit of its input.
@@ -307,9 +310,10 @@ void Stage<Scalar>::BackwardBlock(const Scalar* p, const LayerOffsets& at,
 }
 
 template <typename Scalar>
-void Stage<Scalar>::Backward(std::span<const Scalar> parameters, const TokenBatch& tokens,
+bool Stage<Scalar>::Backward(std::span<const Scalar> parameters, const TokenBatch& tokens,
                              std::span<const Scalar> output_gradient, Scalar loss_weight,
-                             ForwardContext<Scalar>& context, std::span<Scalar> gradients) const {
+                             ForwardContext<Scalar>& context, std::span<Scalar> gradients,
+                             const Cancelled& cancelled) const {
   const int64_t token_count = config_.TokensPerMicroBatch();
   const int64_t width = config_.width;
   EVERSTEP_CHECK(static_cast<int64_t>(parameters.size()) == parameter_count_ &&
@@ -339,6 +343,7 @@ void Stage<Scalar>::Backward(std::span<const Scalar> parameters, const TokenBatc
   }
 
   for (size_t i = layers_.size(); i-- > 0;) {
+    if (cancelled && cancelled()) return false;
     BackwardBlock(p, layers_[i], context.layers_[i], context, g);
   }
 
@@ -353,6 +358,7 @@ void Stage<Scalar>::Backward(std::span<const Scalar> parameters, const TokenBatc
   } else {
     context.input_gradient_ = {context.gradient_, static_cast<size_t>(token_count * width)};
   }
+  return true;
 }
 
 template class ForwardContext<float>;

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -47,6 +48,9 @@ struct TokenBatch {
   std::vector<uint8_t> inputs;
   std::vector<uint8_t> targets;
 };
+
+// Asked between layers; true ends a pass early.
+using Cancelled = std::function<bool()>;
 
 template <typename Scalar>
 class Stage;
@@ -119,18 +123,21 @@ class Stage {
 
   // Effect: fills the context, with output() or loss(). `input` is the previous stage's output(),
   // empty on the first. REQUIRES: a context of this stage; tokens of TokensPerMicroBatch (read on
-  // the first and the last stage only).
-  void Forward(std::span<const Scalar> parameters, const TokenBatch& tokens,
-               std::span<const Scalar> input, ForwardContext<Scalar>& context) const;
+  // the first and the last stage only). False: `cancelled`, asked before each layer, said so; the context is
+  // worth nothing then.
+  bool Forward(std::span<const Scalar> parameters, const TokenBatch& tokens,
+               std::span<const Scalar> input, ForwardContext<Scalar>& context,
+               const Cancelled& cancelled = nullptr) const;
 
   // Effect: adds the gradient of loss_weight · loss to `gradients`, and leaves input_gradient() in
   // the context. `output_gradient` is the next stage's input_gradient(), empty on the last.
   // loss_weight counts on the last only: the micro-batch's share of the global batch, 1 /
   // micro_batch_count. REQUIRES: Forward of the same micro-batch and parameters on this context; at
-  // most one Backward per Forward.
-  void Backward(std::span<const Scalar> parameters, const TokenBatch& tokens,
+  // most one Backward per Forward. False: `cancelled`; `gradients` are worth nothing then.
+  bool Backward(std::span<const Scalar> parameters, const TokenBatch& tokens,
                 std::span<const Scalar> output_gradient, Scalar loss_weight,
-                ForwardContext<Scalar>& context, std::span<Scalar> gradients) const;
+                ForwardContext<Scalar>& context, std::span<Scalar> gradients,
+                const Cancelled& cancelled = nullptr) const;
 
  private:
   friend class ForwardContext<Scalar>;

@@ -224,6 +224,7 @@ static void RunRank(int rank) {
   es_counters counters = {.struct_size = sizeof counters};
   OK(es_get_counters(session, &counters));
   CHECK(counters.snapshots_skipped == 1);
+  CHECK(es_generation_over(session) == 0);
   OK(es_finish(session));
   es_exact_destroy(program.exact);
   es_session_destroy(session);

@@ -82,11 +82,13 @@ TEST(SessionTest, AFenceFreesARankThatIsBlockedInACollective) {
   Form(1, {}, {Initialize(a), Initialize(b)});
   a_came.Await();
   gate.Await();  // b computes for long; a is in the all-reduce of step 3, or about to be
+  EXPECT_FALSE(b.generation_over());
   const Clock::time_point fenced = Clock::now();
   a.agent.Send(FenceRank{Generation(2)});
   EXPECT_EQ(a.agent.Expect<CollectAnswer>().report, (RankReport{true, State(2, 1), Generation(0)}));
   b.agent.Send(FenceRank{Generation(2)});
   EXPECT_EQ(b.agent.Expect<CollectAnswer>().report, (RankReport{true, State(2, 1), Generation(0)}));
+  EXPECT_TRUE(b.generation_over()) << "its program may stop computing";
   // b answered though its program still computes.
   EXPECT_LT(Clock::now() - fenced, std::chrono::seconds(2));
   SendAssignment(Assign(2, State(2, 1), {Keep(a), Keep(b)}), {Keep(a), Keep(b)});

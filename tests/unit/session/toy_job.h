@@ -171,6 +171,8 @@ class ToyRank {
   RankPhase phase() const { return static_cast<RankPhase>(page_->phase); }
 
   // REQUIRES: the rank is held at a Gate.
+  bool generation_over() const { return session_.load()->generation_over(); }
+  // REQUIRES: the rank is held at a Gate.
   void AwaitStaleRefused(uint64_t count) const {
     while (session_.load()->counters().stale_refused < count) std::this_thread::yield();
   }
