@@ -23,14 +23,14 @@ class Uninterrupted(EndToEndTest):
 
     def test_several_ranks_per_server_and_uneven_shares(self):
         cluster = self.cluster(servers=3, devices=2)
-        training = cluster.train(steps=40, servers=3, pace=0, flags=("--ranks-per-server", "2"))
+        training = cluster.train(steps=60, servers=3, flags=("--ranks-per-server", "2"))
         training.wait_step(1)
         self.assertEqual(len(training.pids()), 6)
         self.finish(training)
 
     def test_pipeline_by_data_parallel(self):
         cluster = self.cluster(servers=4)
-        training = cluster.train(steps=40, pace=0, flags=("--pipeline-stages", "2"))
+        training = cluster.train(steps=60, flags=("--pipeline-stages", "2"))
         training.wait_step(1)
         self.assertEqual({(p["dp"], p["pp"]) for p in training.ranks().values()}, {(0, 0), (0, 1), (1, 0), (1, 1)})
         self.finish(training)
