@@ -79,6 +79,10 @@ Effects ControllerCore::Impl::Step(const Event& event, Now now) {
   for (auto& [uid, job] : jobs_) {
     if (now_.instant >= job.deadline || now_.instant >= job.complaint_deadline) OnStageDeadline(job);
     if (now_.instant >= job.regrow_at) dirty_ = true;
+    if (now_.instant >= job.drain_at) {
+      job.drain_at = kNever;
+      dirty_ = true;
+    }
     if (now_.instant >= job.standby_check) CheckStandbys(job);
     if (job.standby_at > Instant{} && now_.instant >= job.standby_at) {
       job.standby_at = Instant{};
@@ -101,7 +105,7 @@ Effects ControllerCore::Impl::Step(const Event& event, Now now) {
 Instant ControllerCore::Impl::NextDeadline() const {
   Instant next = std::min(next_judgement_, adoption_deadline_);
   for (const auto& [uid, job] : jobs_) {
-    next = std::min({next, job.deadline, job.complaint_deadline, job.regrow_at, job.standby_check});
+    next = std::min({next, job.deadline, job.complaint_deadline, job.regrow_at, job.standby_check, job.drain_at});
     if (job.stage != JobStage::kEnded && job.standby_at > now_.instant) next = std::min(next, job.standby_at);
   }
   return next;

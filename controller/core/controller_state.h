@@ -120,6 +120,9 @@ struct JobRow {
   std::set<std::tuple<StateId, ShardIndex, SnapshotTier>> copies_asked;
   Step protected_step;
   bool drain_noted = false;
+  Instant drain_at = kNever;         // not before: a switch for a drain left ranks on the draining server
+  int32_t drain_switches = 0;        // such switches in a row
+  std::set<ServerId> touched;        // may hold processes or copies of it: told when the job ends
   std::vector<std::string> last_lines;  // of the newest failure
 };
 

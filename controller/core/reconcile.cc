@@ -82,6 +82,8 @@ void ControllerCore::Impl::Reconcile() {
   }
   for (JobRow* job : JobsByClaim()) {
     if (job->stage == JobStage::kWaiting) TryPlan(*job);
+    // What it waits for may have been reported by an agent that registered again.
+    if (job->stage == JobStage::kGathering) CheckGathered(*job);
   }
   for (JobRow* job : JobsByClaim()) {
     if (job->stage != JobStage::kRunning || Finishing(*job)) continue;
@@ -245,8 +247,10 @@ void ControllerCore::Impl::ReconcileDrain(JobRow& job) {
   }
   if (leaving == 0) {
     job.drain_noted = false;
+    job.drain_at = kNever;
     return;
   }
+  if (job.drain_at != kNever) return;
   bool free_device = false;
   for (auto& [id, server] : servers_) {
     if (!Usable(server) || Avoids(job, id)) continue;

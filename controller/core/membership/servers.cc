@@ -199,7 +199,11 @@ void ControllerCore::Impl::AcceptReports(ServerRow& server, const AgentHello& he
     ProcessRow& process = processes_.at(id);
     if (process.exited || reported.contains(id) || !process.started) {
       // A spawn command that was lost with the old stream is sent again by ResendTo.
-      if (!process.started) process.spawn_sent = false;
+      if (!process.exited && !process.started) {
+        process.spawn_sent = false;
+        // Its agent never heard of it, and never will: it must not hold its device.
+        if (process.kill_sent) process.exited = true;
+      }
       continue;
     }
     // Its exit fact is in the agent's outbox and follows on this stream; if not, it is gone without a word.

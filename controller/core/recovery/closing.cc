@@ -16,6 +16,13 @@ void ControllerCore::Impl::CloseRecovery(JobRow& job, const std::string& outcome
   job.standby_failures = 0;
   job.avoided.clear();
   job.failure_counted = false;
+  // A rank that is the only holder of its shard stays on its draining server. Another switch at once would end the same way.
+  const bool stayed = std::any_of(job_processes_[job.uid].begin(), job_processes_[job.uid].end(), [&](ProcessId id) {
+    const ProcessRow& process = processes_.at(id);
+    return process.member && !process.exited && Draining(process.server);
+  });
+  job.drain_switches = stayed ? job.drain_switches + 1 : 0;
+  job.drain_at = stayed ? now_.instant + Seconds(1) * (1 << std::min(job.drain_switches, 4)) : kNever;
   const JobEntry& entry = Entry(job);
   job.regrow_at = kNever;
   if (outcome == "resumed" && !entry.spec.opaque && entry.assignment &&
@@ -150,7 +157,8 @@ void ControllerCore::Impl::EndJob(JobRow& job, JobState outcome, Reason reason, 
   job.regrow_at = job.complaint_deadline = job.standby_check = kNever;
   job.expected.clear();
   SetStage(job, JobStage::kEnded, kNever);
-  std::set<ServerId> servers;
+  // Spares that only keep its copies are told, too.
+  std::set<ServerId> servers = std::exchange(job.touched, {});
   for (ProcessRow* process : ProcessesOf(job.uid)) {
     servers.insert(process->server);
     process->kill_sent = true;

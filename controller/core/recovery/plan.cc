@@ -254,6 +254,7 @@ void ControllerCore::Impl::SpawnPlanned(JobRow& job, ProcessRow& process) {
     spawn.master_port = 20000 + static_cast<int32_t>((entry.order * 131 + entry.fenced.value * 7) % 12000);
   }
   process.spawn_sent = true;
+  job.touched.insert(process.server);
   if (!entry.spec.opaque) {
     process.join_deadline = now_.instant + policy_.process_start_timeout;
     job.standby_check = std::min(job.standby_check, process.join_deadline);

@@ -15,7 +15,13 @@ constexpr size_t kStatesKept = 64;  // per job, in the table of volatile copies
 
 void ControllerCore::Impl::Handle(ServerRow& server, const SnapshotHeld& fact) {
   JobRow* job = FindJob(fact.job);
-  if (job == nullptr || job->stage == JobStage::kEnded) return;
+  if (job == nullptr) return;
+  if (job->stage == JobStage::kEnded) {
+    // A copy that was under way when the job ended.
+    if (fact.snapshot.tier != SnapshotTier::kStored) Send(server, ReleaseJob{fact.job});
+    return;
+  }
+  job->touched.insert(server.inventory.server);
   const JobEntry& entry = Entry(*job);
   SnapshotInfo snapshot = fact.snapshot;
   snapshot.server = server.inventory.server;
