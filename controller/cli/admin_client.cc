@@ -118,7 +118,8 @@ AdminClient::AdminClient(ControllerAddress controller, Duration timeout)
     : controller_(std::move(controller)), timeout_(timeout), service_(std::make_unique<Service>()) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  // Also the limit of one connection attempt: on a loaded machine or a far network a handshake takes its time.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(64 << 20);
