@@ -117,8 +117,12 @@ class Plan:
                 samples = fetch(list(indices)) if fetch is not None else [dataset[i] for i in indices]
                 yield loader.collate_fn(samples)
             return
-        yield from DataLoader(
+        parallel = DataLoader(
             loader.dataset, batch_sampler=[list(indices) for indices in wanted], num_workers=loader.num_workers,  # type: ignore[arg-type]
             collate_fn=loader.collate_fn, pin_memory=loader.pin_memory, timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn, multiprocessing_context=loader.multiprocessing_context,
             prefetch_factor=loader.prefetch_factor)
+        try:
+            yield from parallel
+        except (ConnectionError, EOFError) as e:  # how torch says it when the worker's last batch was half sent
+            raise RuntimeError(f"a DataLoader worker exited unexpectedly: {e}") from e

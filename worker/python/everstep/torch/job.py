@@ -40,6 +40,7 @@ from everstep.torch.data import Plan, derive, seed_everything, share
 from everstep.torch.gradients import ExactSum, FlatSum
 
 _EPOCH, _INDEX = 0, 1
+_DISAGREEMENTS_MAX = 3  # in one step; a broken connection is reported otherwise
 
 
 class _RehearsalOver(GenerationOver):
@@ -321,6 +322,7 @@ class Job:
         self._rehearse(function, arguments, named, saved)
         self._initial = saved if self._keep_initial else None
         del saved
+        disagreed = (0, 0)  # step, how many times in it
         while True:
             self._join()
             try:
@@ -328,6 +330,11 @@ class Job:
                 self.session.finish()
                 return result
             except GenerationOver as e:
+                if e.code == "INTERNAL":
+                    disagreed = (self._step, disagreed[1] + 1 if disagreed[0] == self._step else 1)
+                    if disagreed[1] == _DISAGREEMENTS_MAX:
+                        raise UsageError(f"step {self._step} failed {disagreed[1]} times because {e}; all ranks must call the same "
+                                         "collectives in the same order, on equal shapes") from None
                 self._drop(e)
             except Exception as e:
                 if not self._caused_by_the_end(e):
@@ -530,6 +537,8 @@ class Job:
         True when the step was applied. GenerationOver: it was not decided; let the exception pass. NotFiniteError: no rank
         applied it.
         """
+        if not self._begun and self._outcome is not None:
+            raise UsageError(f"commit() was called twice in step {self._step}: call it once for each batch")
         if not self._begun:
             raise UsageError("commit() outside of a step: call it in the body of a loop over job.steps(loader), or after job.begin()")
         if self._micro is None:
