@@ -83,6 +83,7 @@ class ControllerCore::Impl {
     Duration noticed_ago{};
   };
   void LoseProcesses(JobRow& job, std::vector<Loss> losses);
+  void LoseTogether(std::map<JobUid, std::vector<Loss>> losses);
   void RememberProof(JobRow& job, const ProcessRow& process);
   void RememberLost(JobRow& job, const ProcessRow& process);
   bool CountFailure(JobRow& job, const ProcessRow& process, const ProcessExited& fact);
@@ -170,6 +171,9 @@ class ControllerCore::Impl {
   Instant adoption_deadline_ = kNever;
   Instant registered_by_{};          // servers that only the ledger knows are expected to connect until then
   bool dirty_ = false;               // something changed that Reconcile should look at
+  // A server registers anew: what died with its old incarnation counts once it is known what the new one holds.
+  bool hold_losses_ = false;
+  std::map<JobUid, std::vector<Loss>> losses_held_;
   bool frozen_ = false;
   Instant frozen_since_ = kNever;
   uint64_t event_sequence_ = 0;

@@ -84,8 +84,10 @@ void ControllerCore::Impl::Register(const AgentConnected& event) {
   if (!same) {
     // A new agent process is the immediate death of the old one's ranks.
     if (ServerRow* old = FindServer(id); old != nullptr && !old->dead) {
+      hold_losses_ = true;
       DeclareDead(*old, Reason::kServerRestarted,
                   fmt::format("agent of {} registered again with a new incarnation", id.value));
+      hold_losses_ = false;
     }
     // Above what the agent had, too: the ledger may be an old copy.
     const Incarnation newest = entry == ledger_.servers.end() ? Incarnation(0) : entry->second.newest;
@@ -127,6 +129,8 @@ void ControllerCore::Impl::Register(const AgentConnected& event) {
   Welcomed(server, hello);  // agents obey nothing before it
   AcceptSnapshots(server, hello);
   ResendTo(server);
+  // Only now: a recovery point that is decided on these losses counts what its store has kept.
+  LoseTogether(std::exchange(losses_held_, {}));
   Note(NoticeLevel::kInfo, Reason::kRegistered, fresh ? "Server registered" : "Server reconnected", id, nullptr,
        {{"incarnation", std::to_string(incarnation.value)},
         {"devices", std::to_string(server.inventory.devices.size())}});
@@ -478,9 +482,7 @@ void ControllerCore::Impl::DeclareDead(ServerRow& server, Reason reason, const s
     process.exited = true;
     losses[process.job].push_back({&process, reason, evidence, reason == Reason::kServerSilent ? silent : Duration(0)});
   }
-  for (auto& [uid, list] : losses) {
-    if (JobRow* job = FindJob(uid)) LoseProcesses(*job, std::move(list));
-  }
+  LoseTogether(std::move(losses));
   ReleaseFreezeIfOver();
   dirty_ = true;
 }

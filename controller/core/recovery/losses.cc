@@ -113,6 +113,17 @@ bool ControllerCore::Impl::FinishIfAllFinished(JobRow& job) {
   return true;
 }
 
+void ControllerCore::Impl::LoseTogether(std::map<JobUid, std::vector<Loss>> losses) {
+  for (auto& [uid, list] : losses) {
+    if (hold_losses_) {
+      std::vector<Loss>& held = losses_held_[uid];
+      held.insert(held.end(), std::make_move_iterator(list.begin()), std::make_move_iterator(list.end()));
+    } else if (JobRow* job = FindJob(uid)) {
+      LoseProcesses(*job, std::move(list));
+    }
+  }
+}
+
 // Processes of one job that are gone, found out together (one server's, or one exit). Their rows say exited already.
 void ControllerCore::Impl::LoseProcesses(JobRow& job, std::vector<Loss> losses) {
   if (job.stage == JobStage::kEnded) return;

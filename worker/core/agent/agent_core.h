@@ -84,6 +84,7 @@ class AgentCore {
     std::optional<AssignRank> held_assignment;  // until it joins
     std::optional<RankConnected> connected;     // of generation `assigned`
     std::optional<RankReady> ready;
+    std::optional<RankFailed> failed;           // in generation `assigned`: it steps no more
     Instant lines_window{};
     int32_t lines_in_window = 0;
     int64_t lines_left_out = 0;

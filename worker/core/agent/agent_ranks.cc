@@ -97,6 +97,7 @@ void AgentCore::Obey(const AssignProcesses& command) {
     process.collected = false;
     process.connected.reset();
     process.ready.reset();
+    process.failed.reset();
     process.held_assignment = AssignRank{assignment, rank.rank};
     DeliverHeld(process);
     took = true;
@@ -119,7 +120,14 @@ void AgentCore::Obey(const ResumeProcesses& command) {
       NoteStale("ResumeProcesses", id, command.generation, process.told);
       continue;
     }
-    if (process.assigned != command.generation || process.resumed == command.generation) continue;
+    if (process.assigned != command.generation) continue;
+    if (process.failed) {
+      // Scenario: 1. the rank's failure is acknowledged by a controller that dies; 2. its successor finds every member in
+      // the ledger's generation and adopts it. Nobody would step again: the failure is told to whoever says Resume.
+      Report(ProcessFailed{process.spawn.job, id, *process.failed});
+      continue;
+    }
+    if (process.resumed == command.generation) continue;
     process.resumed = command.generation;
     Tell(process, ResumeRank{command.generation, command.protected_step});
   }
@@ -275,6 +283,7 @@ void AgentCore::Hear(ProcessId id, Process& process, const RankFailed& message) 
     NoteStale("RankFailed", id, message.generation, process.told);
     return;
   }
+  if (message.generation == process.assigned) process.failed = message;
   Report(ProcessFailed{process.spawn.job, id, message});
 }
 
