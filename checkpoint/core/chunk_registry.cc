@@ -1,6 +1,7 @@
 #include "checkpoint/core/chunk_registry.h"
 
 #include "proto/base/check.h"
+#include "proto/base/mutation.h"
 
 namespace everstep::checkpoint {
 
@@ -68,7 +69,7 @@ void ChunkRegistry::DropReference(const ChunkName& name) {
 
 void ChunkRegistry::Condemn(const ChunkName& name) {
   if (const auto found = by_content_.find({name.hash, name.bytes});
-      found != by_content_.end() && found->second == name) {
+      found != by_content_.end() && found->second == name && !Mutated(Mutation::kDeleteWithoutCondemning)) {
     by_content_.erase(found);
   }
   // A second condemnation (an earlier intent had revived it) starts the wait anew.

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "proto/base/check.h"
+#include "proto/base/mutation.h"
 
 namespace everstep::checkpoint {
 
@@ -30,7 +31,7 @@ const SnapshotCustody::StagedCopy* SnapshotCustody::FindStaged(const Job& job, S
 }
 
 bool SnapshotCustody::MustStay(const Job& job, const StagedCopy& copy) const {
-  return copy.info.state.step >= job.watermark && !OffChain(job, copy.info.state);
+  return !Mutated(Mutation::kFreeAboveWatermark) && copy.info.state.step >= job.watermark && !OffChain(job, copy.info.state);
 }
 
 void SnapshotCustody::TellFailed(const JobUid& uid, ShardState what, SnapshotTier tier, Reason reason,
@@ -68,6 +69,10 @@ CustodyEffects SnapshotCustody::Staged(const JobUid& uid, StagedSlot slot, Shard
   copy.info.tier = SnapshotTier::kStaged;
   copy.info.server = self_;
   copy.info.bytes = bytes;
+  if (Mutated(Mutation::kPromiseUnverified)) {
+    copy.verified = true;
+    effects.push_back(TellHeld{{uid, copy.info}, slot});
+  }
   job.staged.emplace(slot, std::move(copy));
   effects.push_back(VerifyStaged{uid, slot, what, bytes});
   return effects;

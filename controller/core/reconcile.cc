@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "controller/core/controller_impl.h"
+#include "proto/base/mutation.h"
 
 namespace everstep {
 
@@ -51,6 +52,7 @@ ProcessRow* ControllerCore::Impl::Occupant(const ServerId& server, DeviceIndex d
   for (ProcessId id : it->second) {
     ProcessRow& process = processes_.at(id);
     if (process.exited || process.device != device) continue;
+    if (process.planned && Mutated(Mutation::kPromoteTwice)) continue;
     if (!process.kill_sent) return &process;
     dying = &process;
   }

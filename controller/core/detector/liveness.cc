@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "proto/base/mutation.h"
+
 namespace everstep {
 
 void ServerLiveness::Hear(Instant now) {
@@ -47,11 +49,12 @@ ServerLiveness::Verdict ServerLiveness::Judge(Instant now, const Policy& policy)
   if (now < lease_end) return now - heard_ > policy.lease / 2 ? Verdict::kLate : Verdict::kAlive;
   if (connected_) {
     // Datagrams may be lost alone: ask over the stream before anybody dies.
+    if (Mutated(Mutation::kSkipProbe)) return Verdict::kSilent;
     if (probe_deadline_ == kNever) return Verdict::kProbeNow;
     if (now < probe_deadline_) return Verdict::kLate;
   }
   // A vote that passed proves that its ranks live.
-  if (now < voted_ + policy.lease) return Verdict::kLate;
+  if (now < voted_ + policy.lease && !Mutated(Mutation::kIgnoreVotes)) return Verdict::kLate;
   return Verdict::kSilent;
 }
 

@@ -2,6 +2,8 @@
 // members report, without touching it (docs/protocol.md section 7). Anything else gets a higher generation.
 #include "controller/core/controller_impl.h"
 
+#include "proto/base/mutation.h"
+
 namespace everstep {
 
 void ControllerCore::Impl::BeginAdoption(JobRow& job) {
@@ -78,7 +80,7 @@ void ControllerCore::Impl::CheckAdoption(JobRow& job, bool final) {
       waiting = true;
     }
   }
-  const bool whole = entry.resumed == entry.fenced && entry.resumed.value != 0 && members > 0;
+  const bool whole = (entry.resumed == entry.fenced || Mutated(Mutation::kAdoptUnfinished)) && entry.resumed.value != 0 && members > 0;
   if (whole && all && job.generation_floor <= entry.fenced) {
     SetStage(job, JobStage::kRunning, kNever);
     job.vote_at = now_.instant;

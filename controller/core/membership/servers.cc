@@ -6,6 +6,7 @@
 
 #include "controller/core/controller_impl.h"
 #include "proto/base/check.h"
+#include "proto/base/mutation.h"
 
 namespace everstep {
 
@@ -25,7 +26,8 @@ bool ControllerCore::Impl::Draining(const ServerId& server) const {
 }
 
 bool ControllerCore::Impl::Usable(const ServerRow& server) const {
-  return !server.dead && server.session && !server.late && !Draining(server.inventory.server);
+  const bool draining = Draining(server.inventory.server) && !Mutated(Mutation::kPlanOnDraining);
+  return !server.dead && server.session && !server.late && !draining;
 }
 
 ServerState ControllerCore::Impl::StateOf(const ServerRow& server) const {
@@ -79,7 +81,8 @@ void ControllerCore::Impl::Register(const AgentConnected& event) {
   const AgentHello& hello = event.hello;
   const ServerId id = hello.inventory.server;
   auto entry = ledger_.servers.find(id);
-  const bool same = entry != ledger_.servers.end() && entry->second.start_nonce == hello.start_nonce &&
+  const bool same = entry != ledger_.servers.end() &&
+                    (entry->second.start_nonce == hello.start_nonce || Mutated(Mutation::kKeepIncarnation)) &&
                     entry->second.newest > entry->second.dead_upto;
   if (!same) {
     // A new agent process is the immediate death of the old one's ranks.
@@ -411,6 +414,7 @@ void ControllerCore::Impl::JudgeServers() {
 
 // True: the server stays, because so many fell silent at once that our own network is the likelier cause.
 bool ControllerCore::Impl::HoldForMassSilence(ServerRow& server) {
+  if (Mutated(Mutation::kIgnoreMassSilence)) return false;
   size_t alive = 0, silent = 0;
   for (const auto& [id, other] : servers_) {
     if (other.dead) continue;
@@ -431,6 +435,7 @@ bool ControllerCore::Impl::HoldForMassSilence(ServerRow& server) {
     }
     return true;
   }
+  if (Mutated(Mutation::kNeverReleaseBrake)) return true;
   // Released when the hold is over and no job with a rank here votes any more.
   bool votes = false;
   for (ProcessId id : server_processes_[server.inventory.server]) {

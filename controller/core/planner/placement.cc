@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "proto/base/check.h"
+#include "proto/base/mutation.h"
 
 namespace everstep {
 namespace {
@@ -230,7 +231,7 @@ std::vector<Share> EqualShares(int32_t micro_batches, int32_t replicas) {
   for (int32_t i = 0; i < replicas; ++i) {
     const int32_t count = micro_batches / replicas + (i < micro_batches % replicas ? 1 : 0);
     shares[static_cast<size_t>(i)] = {first, count};
-    first += count;
+    first += Mutated(Mutation::kShareTwice) && i > 0 ? count - 1 : count;
   }
   return shares;
 }

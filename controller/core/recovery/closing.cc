@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "controller/core/controller_impl.h"
+#include "proto/base/mutation.h"
 #include "proto/model/names.h"
 
 namespace everstep {
@@ -166,7 +167,9 @@ void ControllerCore::Impl::EndJob(JobRow& job, JobState outcome, Reason reason, 
     // Never told to start: nothing to reap.
     if (!process->spawn_sent && !process->reported) process->exited = true;
   }
-  for (const ServerId& server : servers) SendTo(server, ReleaseJob{job.uid});
+  for (const ServerId& server : servers) {
+    if (!Mutated(Mutation::kSkipRelease)) SendTo(server, ReleaseJob{job.uid});
+  }
   Note(outcome == JobState::kFailed ? NoticeLevel::kError : NoticeLevel::kInfo, reason, "Job ended", {}, &job,
        {{"exitCode", std::to_string(exit_code)}, {"message", message}});
 }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "controller/core/controller_impl.h"
+#include "proto/base/mutation.h"
 
 namespace everstep {
 
@@ -92,7 +93,9 @@ void ControllerCore::Impl::Decide(JobRow& job) {
   const StateId point = DecideRecoveryPoint(job.inputs);
   Append(RecoveryPointDecided{job.uid, entry.fenced, point});
   // Only now: a controller that dies before the point is durable leaves them to the next Collect.
-  for (ProcessRow* process : excluded) Kill(*process, Duration(0));
+  for (ProcessRow* process : excluded) {
+    if (!Mutated(Mutation::kKeepExcluded)) Kill(*process, Duration(0));
+  }
   // The new link is on the chain now, too; what was decided was decided against the chain before it. The point is its own
   // proof from here on, whoever proved it may die.
   job.inputs.proofs.push_back(point);

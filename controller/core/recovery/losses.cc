@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "controller/core/controller_impl.h"
+#include "proto/base/mutation.h"
 
 namespace everstep {
 
@@ -15,6 +16,7 @@ constexpr int32_t kUserExitLast = 63;
 
 // How far a dead member came, read from its page after its death, proves votes (docs/protocol.md section 1).
 void ControllerCore::Impl::RememberProof(JobRow& job, const ProcessRow& process) {
+  if (Mutated(Mutation::kIgnoreProofOfDead)) return;
   const Progress& page = process.progress;
   auto add = [&](StateId id) {
     if (id.step.value <= 0 || std::find(job.proofs.begin(), job.proofs.end(), id) != job.proofs.end()) return;
@@ -159,6 +161,7 @@ void ControllerCore::Impl::LoseProcesses(JobRow& job, std::vector<Loss> losses) 
       return;
     case JobStage::kAssigned:
       // After Assign is durable every loss starts a higher generation (docs/protocol.md section 6).
+      if (member_lost && Mutated(Mutation::kAmendAfterAssign)) return Amend(job, first->evidence);
       if (member_lost) StartRecovery(job, first->reason, first->evidence, first->noticed_ago, false);
       return;
     case JobStage::kPreparing:

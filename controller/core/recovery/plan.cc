@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "controller/core/controller_impl.h"
+#include "proto/base/mutation.h"
 #include "proto/base/check.h"
 
 namespace everstep {
@@ -15,6 +16,7 @@ constexpr Duration kContention = Milliseconds(500);  // before the idle standby 
 }  // namespace
 
 bool ControllerCore::Impl::EveryShardHasSource(JobRow& job) {
+  if (Mutated(Mutation::kAmendWithoutSource)) return true;
   const JobEntry& entry = Entry(job);
   RecoveryInputs inputs = job.inputs;
   std::erase_if(inputs.survivors, [&](const SurvivorReport& s) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "controller/core/controller_impl.h"
+#include "proto/base/mutation.h"
 #include "proto/base/check.h"
 
 namespace everstep {
@@ -57,7 +58,8 @@ void ControllerCore::Impl::StartRecovery(JobRow& job, Reason reason, const std::
                                          bool planned) {
   const JobEntry& entry = Entry(job);
   EVERSTEP_CHECK(!entry.ended);
-  const Generation generation = std::max(entry.fenced, job.generation_floor).Next();
+  const Generation above = std::max(entry.fenced, job.generation_floor);
+  const Generation generation = Mutated(Mutation::kReuseGeneration) && above.value > 1 ? above : above.Next();
   RecoveryId id = entry.recovery;
   if (!job.open) {
     id = RecoveryId(ledger_.next_recovery);

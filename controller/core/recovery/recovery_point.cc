@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "proto/base/mutation.h"
+
 namespace everstep {
 
 Step ProvedStep(const RecoveryInputs& inputs) {
@@ -24,7 +26,7 @@ SurvivorAction ActionGivenProof(const Lineage& lineage, const RankReport& report
   if (!report.memory_valid || !lineage.OnChain(report.applied)) return SurvivorAction::kFetch;
   if (report.applied.step == point) return SurvivorAction::kKeep;
   const Step next = report.applied.step.Next();
-  if (next == point && point <= proved && report.gradients.value != 0 &&
+  if (next == point && (point <= proved || Mutated(Mutation::kRollForwardWithoutProof)) && report.gradients.value != 0 &&
       lineage.OnChain({point, report.gradients})) {
     return SurvivorAction::kRollForward;
   }

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "controller/core/controller_impl.h"
+#include "proto/base/mutation.h"
 #include "proto/model/names.h"
 
 namespace everstep {
@@ -26,7 +27,7 @@ void ControllerCore::Impl::Handle(ServerRow& server, const SnapshotHeld& fact) {
   SnapshotInfo snapshot = fact.snapshot;
   snapshot.server = server.inventory.server;
   if (snapshot.shard.value < 0 || snapshot.shard.value >= entry.spec.pipeline_stages) return CountStale("snapshot");
-  if (!entry.lineage.OnChain(snapshot.state)) {
+  if (!entry.lineage.OnChain(snapshot.state) && !Mutated(Mutation::kAcceptOffChain)) {
     // Nothing can use it any more; a state whose generation's point is not durable yet cannot exist.
     SendTo(snapshot.server, DropSnapshots{fact.job, {snapshot}});
     return CountStale("snapshot");
@@ -70,6 +71,7 @@ void ControllerCore::Impl::Handle(ServerRow& server, const SnapshotLost& fact) {
 }
 
 void ControllerCore::Impl::ForgetSnapshotsOf(const ServerId& server) {
+  if (Mutated(Mutation::kKeepDeadCopies)) return;
   for (auto& [uid, job] : jobs_) {
     for (auto it = job.snapshots.begin(); it != job.snapshots.end();) {
       std::erase_if(it->second, [&](const SnapshotInfo& s) { return s.server == server; });
@@ -190,7 +192,7 @@ void ControllerCore::Impl::AdvanceManifests(JobRow& job) {
     }
   }
   for (auto& [state, manifest] : complete) {
-    if (manifest.shard_count != entry.spec.pipeline_stages) continue;
+    if (manifest.shard_count != entry.spec.pipeline_stages && !Mutated(Mutation::kCommitIncomplete)) continue;
     manifest.committed = now_.wall;
     Append(ManifestCommitted{job.uid, manifest});
     Push(Measured{Measured::What::kCheckpointCommit, Reason::kCheckpointCommitted, RecoveryPhase::kNone, "committed", 0});

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "proto/base/mutation.h"
+
 namespace everstep {
 
 AgentCore::AgentCore(ServerInventory inventory, AgentPolicy policy, uint64_t seed)
@@ -62,14 +64,14 @@ void AgentCore::On(const ControllerLinkDown& event) {
 
 void AgentCore::On(const CommandArrived& event) {
   if (!link_up_ || refused_) return;
-  if (event.header.term < highest_term_) {
+  if (event.header.term < highest_term_ && !Mutated(Mutation::kObeyOldTerm)) {
     ++counts_.stale_term;
     Note(AgentNoticeLevel::kWarning, Reason::kStaleTerm, "Command of an older term refused",
          {{"term", std::to_string(event.header.term.value)},
           {"highestTerm", std::to_string(highest_term_.value)}});
     return;
   }
-  if (event.header.sequence <= acted_) {
+  if (event.header.sequence <= acted_ && !Mutated(Mutation::kObeyReplayed) && !Mutated(Mutation::kObeyOldTerm)) {
     ++counts_.replayed;
     Note(AgentNoticeLevel::kWarning, Reason::kNone, "Command seen before refused",
          {{"sequence", std::to_string(event.header.sequence.value)}});

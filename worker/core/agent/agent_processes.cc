@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "proto/base/mutation.h"
 #include "worker/core/agent/agent_core.h"
 #include "worker/core/agent/environment.h"
 
@@ -50,6 +51,7 @@ void AgentCore::Obey(const SpawnProcess& command) {
 }
 
 bool AgentCore::DeviceHeld(const SpawnProcess& spawn) const {
+  if (Mutated(Mutation::kReuseDeviceEarly)) return false;
   for (const auto& [id, other] : processes_) {
     if (id != spawn.process && other.ending && other.state != ProcessState::kWaiting &&
         other.spawn.device == spawn.device) {

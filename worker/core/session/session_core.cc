@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "proto/base/check.h"
+#include "proto/base/mutation.h"
 #include "proto/model/names.h"
 
 namespace everstep::session {
@@ -77,6 +78,10 @@ void SessionCore::On(const FenceRank& event, Instant now, Effects& out) {
   answer_due_ = true;
   switch_after_apply_ = Generation(0);
   if (pending_ <= promised_) pending_ = Generation(0);
+  if (Mutated(Mutation::kSkipFence)) {
+    AnswerIfFree(out);
+    return;
+  }
   if (stage_ != Stage::kFinished) stage_ = Stage::kOutside;
   AbortIfConnected(now, out);
   AnswerIfFree(out);
@@ -108,7 +113,8 @@ void SessionCore::AnswerIfFree(Effects& out) {
   if (!answer_due_ && !answered_) return;
   // 1. A call still inside the mesh could cast a vote or write to a buffer. 2. Work in flight writes to memory.
   // 3. Apply is never interrupted, and memory is torn while it runs.
-  if ((!planned_ && mesh_ != Mesh::kNone) || work_in_flight_ || progress_.phase == RankPhase::kApplying) return;
+  const bool inside = !planned_ && mesh_ != Mesh::kNone && !Mutated(Mutation::kSkipFence) && !Mutated(Mutation::kAnswerBeforeAbort);
+  if (inside || work_in_flight_ || (progress_.phase == RankPhase::kApplying && !Mutated(Mutation::kTornIsValid))) return;
   answer_due_ = false;
   answered_ = true;
   assignment_.reset();
@@ -123,7 +129,7 @@ void SessionCore::AnswerIfFree(Effects& out) {
   answer.report.memory_valid = progress_.memory_valid;
   if (progress_.memory_valid) {
     answer.report.applied = progress_.applied;
-    answer.report.gradients = gradients_;
+    answer.report.gradients = Mutated(Mutation::kForgetUndecided) ? Generation(0) : gradients_;
   }
   out.emplace_back(SendToAgent{std::move(answer)});
 }
@@ -208,7 +214,7 @@ void SessionCore::On(const AssignRank& event, Instant now, Effects& out) {
     SayAgain(out);  // told twice
     return;
   }
-  if (generation < promised_) {
+  if (generation < promised_ && !Mutated(Mutation::kAcceptStaleGeneration)) {
     ++stale_refused_count_;
     return;
   }
@@ -334,6 +340,9 @@ void SessionCore::On(const MeshConnected& event, Instant, Effects& out) {
       progress_.vote_passed = std::max(progress_.vote_passed, assignment_->recovery_point.step);
       restored_from_ = "rolled-forward";
       work_in_flight_ = true;
+      if (Mutated(Mutation::kServeWhileApplying) && !ReceiversOf(rank_).empty()) {
+        out.emplace_back(ServeState{assignment_->generation, ReceiversOf(rank_)});
+      }
       out.emplace_back(RollForward{event.generation, assignment_->recovery_point.step});
       return;
     case RestoreAction::kFetchFromSnapshot: RequestSnapshot(out); return;
@@ -515,7 +524,7 @@ void SessionCore::On(const VoteStarted& event, Instant, Effects& out) {
 void SessionCore::On(const VotePassed& event, Instant now, Effects& out) {
   // A fence that came first wins, though every vote arrived: this rank may have told the controller already that it
   // did not apply. Its gradients are held, and whoever applied is the proof for rolling forward.
-  Status status = Refusal();
+  Status status = Mutated(Mutation::kApplyAfterFence) ? OkStatus() : Refusal();
   if (!status.ok()) {
     Answer(out, std::move(status));
     return;
@@ -533,7 +542,7 @@ void SessionCore::On(const VotePassed& event, Instant now, Effects& out) {
   }
   progress_.vote_passed = event.step;
   progress_.phase = RankPhase::kApplying;
-  progress_.memory_valid = false;
+  progress_.memory_valid = Mutated(Mutation::kTornIsValid);
   if (event.pending_generation_max > progress_.generation) switch_after_apply_ = event.pending_generation_max;
   if (event.protected_step_min > protected_step_) {
     protected_step_ = event.protected_step_min;
