@@ -326,11 +326,12 @@ std::string DescribeServer(const v1::Server& server) {
   AddLine(text, "Memory", Bytes(inventory.memory_bytes()));
   AddLine(text, "Devices",
           fmt::format("{}, {} free", inventory.devices_size(), status.devices_free()));
-  Table devices({"DEVICE", "KIND", "MODEL", "MEMORY", "SPEED"});
+  Table devices({"DEVICE", "KIND", "MODEL", "MEMORY", "SPEED", "UUID"});
   for (const v1::Device& device : inventory.devices()) {
     devices.AddRow({std::to_string(device.index()),
                     CamelCase(v1::DeviceKind_Name(device.kind()), "DEVICE_KIND_"), device.model(),
-                    Bytes(device.memory_bytes()), fmt::format("{:g}", device.speed())});
+                    Bytes(device.memory_bytes()), fmt::format("{:g}", device.speed()),
+                    Or(device.uuid(), "<none>")});
   }
   if (inventory.devices_size() > 0) text += Indented(devices.Text());
   if (status.conditions_size() > 0) text += "Conditions:\n" + ConditionTable(status.conditions());

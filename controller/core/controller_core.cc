@@ -68,6 +68,7 @@ Effects ControllerCore::Impl::Step(const Event& event, Now now) {
     void operator()(const HeartbeatReceived& e) { impl.OnHeartbeat(e.heartbeat); }
     void operator()(const ProbeFinished& e) { impl.OnProbe(e); }
     void operator()(const OperatorCalled& e) { impl.OnOperator(e); }
+    void operator()(const FenceBecameDurable& e) { impl.OnFenceDurable(e); }
     void operator()(const LoopLagged& e) {
       for (auto& [id, server] : impl.servers_) server.liveness.OnLoopLag(e.lag);
     }

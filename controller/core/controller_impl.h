@@ -90,8 +90,9 @@ class ControllerCore::Impl {
   bool FinishIfAllFinished(JobRow& job);
   bool Finishing(const JobRow& job) const;   // a member of this generation came to its end: every step is done
 
-  // ---- recovery/recovery.cc
+  // ---- recovery/: recovery.cc, collect.cc, plan.cc, assign.cc, closing.cc
   void StartRecovery(JobRow& job, Reason reason, const std::string& evidence, Duration noticed_ago, bool planned);
+  void OnFenceDurable(const FenceBecameDurable& event);
   void FenceMembers(JobRow& job);
   void CheckCollected(JobRow& job);
   void Decide(JobRow& job);
@@ -130,11 +131,24 @@ class ControllerCore::Impl {
   ProcessRow* Occupant(const ServerId& server, DeviceIndex device);
   int32_t WorldWanted(const JobEntry& entry) const;
   int32_t WorldMin(const JobEntry& entry) const;
+  int32_t WorldMax(const JobEntry& entry) const;
+  int32_t WorldToPlan(const JobRow& job, int32_t staying) const;
+  int32_t DevicesLacking(const JobRow& job);
+  int32_t DevicesFreeFor(const JobRow& job);
+  int32_t NeededByOthers(const JobRow& job, std::string* who);
+  int32_t GrowthPossible(const JobRow& job);
+  void GiveBack(JobRow& job);
+  int32_t StandbysOf(const JobRow& job);
+  int32_t RanksAhead(const JobRow& job);
+  const JobRow* LowerContender(const JobRow& job);
 
   // ---- snapshots.cc
   void AdvanceProtection(JobRow& job);
   void AdvanceManifests(JobRow& job);
+  void AskForPeerCopy(JobRow& job, const SnapshotInfo& source, const std::vector<SnapshotInfo>& holders);
   void ForgetSnapshotsOf(const ServerId& server);
+  std::string DomainOf(const ServerId& server) const;
+  bool InOneDomain(const JobRow& job) const;
 
   // ---- operators.cc
   void OnOperator(const OperatorCalled& event);

@@ -71,6 +71,13 @@ struct ServerRow {
   uint64_t probe_nonce = 0;
   bool silent_held = false;          // silent, but held back by the mass-silence brake
   Instant silent_since = kNever;
+  Instant evidence_at = kNever;      // the first sign that it may be gone: its stream broke, a peer complained
+};
+
+// A copy that was asked for, and of whom.
+struct CopyAsked {
+  ServerId to;
+  std::set<ServerId> tried;          // `to` and those that died or failed before it
 };
 
 enum class JobStage : uint8_t {
@@ -106,6 +113,7 @@ struct JobRow {
   int32_t retries = 0;               // generations raised in a row without a loss
   Instant complaint_deadline = kNever;  // a peer complaint waits for evidence
   std::string complaint;
+  Instant complaint_at = kNever;     // when it came
   Instant submitted_at{};
   Instant regrow_at = kNever;
   Instant standby_at{};              // not before: back-off after a failed start
@@ -117,12 +125,15 @@ struct JobRow {
   Generation generation_floor;       // an agent reported this one although the ledger is behind
   std::map<std::string, double> metrics;
   std::map<std::pair<StateId, ShardIndex>, std::vector<SnapshotInfo>> snapshots;
-  std::set<std::tuple<StateId, ShardIndex, SnapshotTier>> copies_asked;
+  std::map<std::tuple<StateId, ShardIndex, SnapshotTier>, CopyAsked> copies_asked;
   Step protected_step;
+  bool one_domain = false;           // its servers share a failure domain: copies inside it count as protected
   bool drain_noted = false;
   Instant drain_at = kNever;         // not before: a switch for a drain left ranks on the draining server
   int32_t drain_switches = 0;        // such switches in a row
   std::set<ServerId> touched;        // may hold processes or copies of it: told when the job ends
+  std::string outranked_by;          // a job with a higher claim that lacked ranks during this recovery
+  int32_t world_target = 0;          // ranks that a planned change of width leads to; 0: decided by the plan
   std::vector<std::string> last_lines;  // of the newest failure
 };
 

@@ -20,6 +20,8 @@ struct AppendRecord { LedgerSequence sequence; Record record; };
 struct SendCommand { SessionId session; CommandHeader header; Command command; };
 struct CloseSession { SessionId session; };
 struct StartProbe { ServerId server; Incarnation incarnation; std::string address; Duration timeout{}; };
+// Performed like any effect, when the fence is durable: the shell then feeds FenceBecameDurable.
+struct ConfirmFence { JobUid job; Generation generation; };
 struct ReplyToOperator { CallId call; Status status; JobUid job; std::string message; };  // "server/s17 drained"
 
 enum class NoticeLevel : uint8_t { kDebug, kInfo, kError };
@@ -47,7 +49,7 @@ struct Measured {
   double seconds = 0;
 };
 
-using EffectBody = std::variant<AppendRecord, SendCommand, CloseSession, StartProbe, ReplyToOperator, Notice,
+using EffectBody = std::variant<AppendRecord, SendCommand, CloseSession, StartProbe, ConfirmFence, ReplyToOperator, Notice,
                                 ForwardLines, ForwardMetric, Measured>;
 struct Effect {
   LedgerSequence after;              // 0: at once

@@ -25,6 +25,9 @@ struct HeartbeatReceived { Heartbeat heartbeat; };         // authenticated by t
 enum class ProbeOutcome : uint8_t { kRefused, kConnected, kTimedOut };
 struct ProbeFinished { ServerId server; Incarnation incarnation; ProbeOutcome outcome = ProbeOutcome::kTimedOut; };
 
+// The record of this fence is on disk; answers ConfirmFence.
+struct FenceBecameDurable { JobUid job; Generation generation; };
+
 // Operator calls that change something. Reads are served from the view.
 struct SubmitJob { JobSpec spec; };
 struct CancelJob { std::string job; };                     // name or uid
@@ -36,6 +39,6 @@ struct LoopLagged { Duration lag{}; };                     // the loop itself wa
 struct TimeAdvanced {};                                    // NextDeadline() has come
 
 using Event = std::variant<AgentConnected, AgentDisconnected, FactReceived, HeartbeatReceived, ProbeFinished,
-                           OperatorCalled, LoopLagged, TimeAdvanced>;
+                           OperatorCalled, FenceBecameDurable, LoopLagged, TimeAdvanced>;
 
 }  // namespace everstep

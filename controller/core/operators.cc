@@ -97,13 +97,20 @@ void ControllerCore::Impl::Handle(const OperatorCalled& call, const CancelJob& r
 }
 
 void ControllerCore::Impl::Handle(const OperatorCalled& call, const SetDrain& request) {
-  if (!ledger_.servers.contains(request.server)) {
+  const auto known = ledger_.servers.find(request.server);
+  if (known == ledger_.servers.end()) {
     return Reply(call, NotFound(fmt::format("server: no server \"{}\"; see `everstep get servers`", request.server.value)),
                  {}, "");
   }
   const char* verb = request.draining ? "drained" : "undrained";
-  if (!call.dry_run && Draining(request.server) != request.draining) {
+  const std::deque<RequestId>& seen = known->second.drain_requests;
+  const bool again = !call.request.empty() && std::find(seen.begin(), seen.end(), call.request) != seen.end();
+  const bool changes = Draining(request.server) != request.draining;
+  // A request that finds its wish fulfilled is remembered, too: repeated after a later one, it must not undo that.
+  if (!call.dry_run && !again && (changes || !call.request.empty())) {
     Append(ServerDrainSet{request.server, request.draining, call.request});
+  }
+  if (!call.dry_run && !again && changes) {
     Note(NoticeLevel::kInfo, Reason::kServerDrained, request.draining ? "Drain asked for" : "Drain taken back",
          request.server, nullptr, {{"identity", call.identity}});
     dirty_ = true;

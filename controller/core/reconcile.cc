@@ -19,6 +19,22 @@ int32_t ControllerCore::Impl::WorldMin(const JobEntry& entry) const {
   return std::max(entry.spec.pipeline_stages, entry.spec.servers_min * entry.spec.ranks_per_server);
 }
 
+// As wide as the job may become with what nobody else wants; each replica needs a micro-batch.
+int32_t ControllerCore::Impl::WorldMax(const JobEntry& entry) const {
+  const int32_t stages = entry.spec.pipeline_stages;
+  int32_t world = entry.spec.servers_max * entry.spec.ranks_per_server / stages * stages;
+  if (entry.spec.micro_batch_count > 0) world = std::min(world, entry.spec.micro_batch_count * stages);
+  return std::max(world, WorldWanted(entry));
+}
+
+// The width to plan for when `staying` processes go on: no loss takes a spare for ranks beyond the wanted ones.
+int32_t ControllerCore::Impl::WorldToPlan(const JobRow& job, int32_t staying) const {
+  const JobEntry& entry = Entry(job);
+  if (job.world_target > 0) return job.world_target;
+  const int32_t stages = entry.spec.pipeline_stages;
+  return std::clamp(staying / stages * stages, WorldWanted(entry), WorldMax(entry));
+}
+
 bool ControllerCore::Impl::HigherClaim(const JobRow& a, const JobRow& b) const {
   const JobEntry& x = Entry(a);
   const JobEntry& y = Entry(b);
@@ -90,6 +106,7 @@ void ControllerCore::Impl::Reconcile() {
   for (JobRow* job : JobsByClaim()) {
     if (job->stage != JobStage::kRunning || Finishing(*job)) continue;
     ReconcileDrain(*job);
+    if (job->stage == JobStage::kRunning) GiveBack(*job);
     if (job->stage == JobStage::kRunning) ReconcileWidth(*job);
     if (job->stage == JobStage::kRunning) ReconcileStandbys(*job);
   }
@@ -124,16 +141,124 @@ void ControllerCore::Impl::ReconcileStandbys(JobRow& job) {
   const int32_t missing = MissingRanks(job);
   // Ranks come before standbys: whoever runs at full width leaves free devices to a job that does not.
   if (missing == 0 && leaving == 0 && AnotherLacksRanks(job)) return;
-  const int32_t wanted = entry.spec.standbys_wanted + missing + leaving;
+  const int32_t growth = missing + leaving == 0 ? GrowthPossible(job) : 0;
+  const int32_t wanted = entry.spec.standbys_wanted + missing + leaving + growth;
   const StandbyCount count = CountStandbys(ProcessesOf(job.uid), [this](const ServerId& id) {
     const ServerRow* server = FindServer(id);
     return server != nullptr && Usable(*server);
   });
   for (int32_t have = count.ready + count.starting; have < wanted; ++have) {
     if (SpawnStandby(job, true) != nullptr) continue;
+    if (!job.avoided.empty() && count.ready + count.starting == 0) {
+      // Better a server that failed before than none; standby_at paces the attempts.
+      job.avoided.clear();
+      if (SpawnStandby(job, true) != nullptr) continue;
+    }
     if (missing > 0 && count.ready + count.starting == 0) TakeBackStandby(job);
     return;
   }
+}
+
+// Warm or starting ones on servers that could take a rank.
+int32_t ControllerCore::Impl::StandbysOf(const JobRow& job) {
+  const StandbyCount count = CountStandbys(ProcessesOf(job.uid), [this](const ServerId& id) {
+    const ServerRow* server = FindServer(id);
+    return server != nullptr && Usable(*server);
+  });
+  return count.ready + count.starting;
+}
+
+// What a job wants and has not got: ranks, and standbys once it runs.
+int32_t ControllerCore::Impl::DevicesLacking(const JobRow& job) {
+  const JobEntry& entry = Entry(job);
+  if (entry.ended || Finishing(job)) return 0;
+  if (job.stage == JobStage::kWaiting) return MissingRanks(job);
+  if (job.stage != JobStage::kRunning) return 0;  // it is being placed
+  if (entry.spec.opaque) return MissingRanks(job);
+  return std::max(0, MissingRanks(job) + entry.spec.standbys_wanted - StandbysOf(job));
+}
+
+// Devices that a job could use and nobody sits on, or only somebody who is on its way out.
+int32_t ControllerCore::Impl::DevicesFreeFor(const JobRow& job) {
+  int32_t free = 0;
+  for (auto& [id, server] : servers_) {
+    if (!Usable(server) || Avoids(job, id)) continue;
+    for (const Device& device : server.inventory.devices) {
+      const ProcessRow* occupant = Occupant(id, device.index);
+      if (occupant == nullptr || occupant->kill_sent) ++free;
+    }
+  }
+  return free;
+}
+
+// Devices that all other jobs together lack, beyond those that are free.
+int32_t ControllerCore::Impl::NeededByOthers(const JobRow& job, std::string* who) {
+  int32_t lacking = 0, free = 0;
+  for (JobRow* other : JobsByClaim()) {
+    const int32_t lacks = other->uid == job.uid ? 0 : DevicesLacking(*other);
+    if (lacks == 0) continue;
+    if (lacking == 0) {
+      free = DevicesFreeFor(*other);
+      *who = Entry(*other).spec.name;
+    }
+    lacking += lacks;
+  }
+  return std::max(0, lacking - free);
+}
+
+// Ranks by which a job may grow beyond what it wants: only with devices that are left when every job, itself included,
+// has what it wants and its standbys, and none of the reserved ones.
+int32_t ControllerCore::Impl::GrowthPossible(const JobRow& job) {
+  const JobEntry& entry = Entry(job);
+  if (entry.spec.opaque || !entry.assignment || job.stage != JobStage::kRunning) return 0;
+  const auto world = static_cast<int32_t>(entry.assignment->ranks.size());
+  if (world < WorldWanted(entry) || world >= WorldMax(entry)) return 0;
+  int32_t reserved = 0;
+  for (auto& [uid, other] : jobs_) {
+    if (other.stage == JobStage::kEnded) continue;
+    reserved += Entry(other).spec.spares_reserved;
+    if (uid == job.uid) continue;
+    if (other.stage != JobStage::kRunning || DevicesLacking(other) > 0) return 0;
+  }
+  for (const ProcessRow* process : ProcessesOf(job.uid)) {
+    if (process->member && (process->exited || Draining(process->server))) return 0;
+  }
+  int32_t left = StandbysOf(job) - entry.spec.standbys_wanted - reserved;
+  for (auto& [id, server] : servers_) {
+    if (!Usable(server) || Avoids(job, id)) continue;
+    for (const Device& device : server.inventory.devices) left += Occupant(id, device.index) == nullptr ? 1 : 0;
+  }
+  const int32_t stages = entry.spec.pipeline_stages;
+  return std::clamp(left, 0, WorldMax(entry) - world) / stages * stages;
+}
+
+// Another job lacks what this one has beyond its wish: surplus standbys go at once, extra ranks at a step boundary.
+void ControllerCore::Impl::GiveBack(JobRow& job) {
+  const JobEntry& entry = Entry(job);
+  if (entry.spec.opaque || !entry.assignment) return;
+  const auto world = static_cast<int32_t>(entry.assignment->ranks.size());
+  const int32_t extra = world - WorldWanted(entry);
+  int32_t surplus = StandbysOf(job) - entry.spec.standbys_wanted - MissingRanks(job);
+  if (extra <= 0 && surplus <= 0) return;
+  for (const ProcessRow* process : ProcessesOf(job.uid)) {
+    if (process->member && !process->exited && Draining(process->server)) --surplus;  // one moves there
+  }
+  std::string who;
+  int32_t needed = NeededByOthers(job, &who);
+  const std::vector<ProcessRow*> processes = ProcessesOf(job.uid);
+  for (auto it = processes.rbegin(); it != processes.rend() && needed > 0 && surplus > 0; ++it) {
+    ProcessRow& process = **it;
+    if (process.member || process.exited || process.kill_sent || process.planned) continue;
+    Kill(process, Duration(0));
+    --surplus;
+    --needed;
+  }
+  if (extra <= 0 || needed <= 0) return;
+  const int32_t stages = entry.spec.pipeline_stages;
+  const int32_t target = std::max(WorldWanted(entry), (world - needed) / stages * stages);
+  job.world_target = target;
+  StartRecovery(job, Reason::kJobShrunk, fmt::format("job {} lacks {} devices; {} of {} ranks are beyond the wanted {}", who,
+                                                     needed, extra, world, WorldWanted(entry)), Duration(0), true);
 }
 
 bool ControllerCore::Impl::AnotherLacksRanks(const JobRow& job) const {
@@ -154,6 +279,12 @@ void ControllerCore::Impl::TakeBackStandby(const JobRow& job) {
       const JobRow* owner = FindJob(occupant->job);
       if (occupant->kill_sent) return;  // one is on its way out already
       if (owner == nullptr || owner->stage != JobStage::kRunning || MissingRanks(*owner) > 0) continue;
+      // One that waits to take over from a draining server is no idle one, unless this job's claim is higher.
+      const std::vector<ProcessRow*> others = ProcessesOf(owner->uid);
+      const bool leaves = std::any_of(others.begin(), others.end(), [this](const ProcessRow* p) {
+        return p->member && !p->exited && Draining(p->server);
+      });
+      if (leaves && HigherClaim(*owner, job)) continue;
       Kill(*occupant, Duration(0));
       return;
     }
@@ -177,6 +308,8 @@ void ControllerCore::Impl::CheckStandbys(JobRow& job) {
     Note(NoticeLevel::kError, Reason::kPhaseDeadline, "Standby did not reach Join", process->server, &job);
     Kill(*process, Duration(0));
     job.avoided.insert(process->server);
+    ++job.standby_failures;
+    job.standby_at = now_.instant + Milliseconds(250) * (1 << std::min(job.standby_failures, 6));
     dirty_ = true;
   }
 }
@@ -208,16 +341,20 @@ ProcessRow* ControllerCore::Impl::SpawnStandby(JobRow& job, bool avoid_members) 
   return &process;
 }
 
-// Grows a job that runs below its wanted width, once warm processes wait for the whole growth.
+// Grows a job that runs below its wanted width, or below its greatest one while nobody else wants the devices, once
+// warm processes wait for the whole growth.
 void ControllerCore::Impl::ReconcileWidth(JobRow& job) {
   const JobEntry& entry = Entry(job);
   if (entry.spec.opaque || !entry.assignment) return;
   const auto world = static_cast<int32_t>(entry.assignment->ranks.size());
   const int32_t wanted = WorldWanted(entry);
-  if (world >= wanted) {
+  const int32_t growth = world >= wanted ? GrowthPossible(job) : 0;
+  if (world >= wanted && growth == 0) {
     job.regrow_at = kNever;
     return;
   }
+  const int32_t goal = world < wanted ? wanted : world + growth;
+  const int32_t kept = world < wanted ? 0 : entry.spec.standbys_wanted;  // beyond the wish, standbys are not used up
   if (job.regrow_at == kNever) job.regrow_at = now_.instant + policy_.regrow_delay;
   if (now_.instant < job.regrow_at) return;
   const StandbyCount count = CountStandbys(ProcessesOf(job.uid), [this](const ServerId& id) {
@@ -225,8 +362,9 @@ void ControllerCore::Impl::ReconcileWidth(JobRow& job) {
     return server != nullptr && Usable(*server);
   });
   const int32_t stages = entry.spec.pipeline_stages;
-  const int32_t target = std::min(wanted, world + count.ready) / stages * stages;
-  if (target > world && (target == wanted || count.starting == 0)) {
+  const int32_t target = std::min(goal, world + std::max(0, count.ready - kept)) / stages * stages;
+  if (target > world && (target == goal || count.starting == 0)) {
+    if (target > wanted) job.world_target = target;
     StartRecovery(job, Reason::kJobRegrown, fmt::format("{} warm processes wait; grow from {} to {} ranks", count.ready,
                                                         world, target), Duration(0), true);
     return;

@@ -109,6 +109,7 @@ void WriteInventory(const ServerInventory& in, v1::ServerInventory* out) {
     to->set_model(ToUtf8(device.model, kNameBytesMax));
     to->set_memory_bytes(device.memory_bytes);
     to->set_speed(device.speed);
+    to->set_uuid(ToUtf8(device.uuid, kNameBytesMax));
   }
 }
 
@@ -133,6 +134,7 @@ ServerInventory ReadInventory(Reader& r, const v1::ServerInventory& in) {
       device.model = r.Text(from.model(), "model", kNameBytesMax);
       device.memory_bytes = from.memory_bytes();
       device.speed = from.speed();
+      device.uuid = r.Text(from.uuid(), "uuid", kNameBytesMax);
       if (!std::isfinite(device.speed) || device.speed <= 0) r.Fail("speed", "is not above 0");
       out.devices.push_back(std::move(device));
     });

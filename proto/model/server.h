@@ -17,6 +17,7 @@ struct Device {
   std::string model;           // "cpu", "NVIDIA H200"
   uint64_t memory_bytes = 0;
   double speed = 1.0;          // relative; the planner's input
+  std::string uuid{};          // of a GPU, as its driver tells it; empty: it has none
   bool operator==(const Device&) const = default;
 };
 

@@ -8,6 +8,7 @@ namespace {
 
 constexpr size_t kRecoveriesKept = 200;
 constexpr size_t kFailuresKept = 16;
+constexpr size_t kDrainRequestsKept = 16;
 
 class Applier {
  public:
@@ -31,7 +32,13 @@ class Applier {
     it->second.dead_upto = std::max(it->second.dead_upto, r.incarnation);
   }
 
-  void operator()(const ServerDrainSet& r) { state_.servers[r.server].draining = r.draining; }
+  void operator()(const ServerDrainSet& r) {
+    ServerEntry& entry = state_.servers[r.server];
+    entry.draining = r.draining;
+    if (r.request.empty()) return;
+    entry.drain_requests.push_back(r.request);
+    if (entry.drain_requests.size() > kDrainRequestsKept) entry.drain_requests.pop_front();
+  }
 
   void operator()(const JobSubmitted& r) {
     JobEntry& job = state_.jobs[r.job];

@@ -108,6 +108,7 @@ struct ServerEntry {
   uint64_t start_nonce = 0;          // of the newest
   std::string failure_domain;
   bool draining = false;
+  std::deque<RequestId> drain_requests;  // that set or confirmed it, newest last, at most 16
   bool operator==(const ServerEntry&) const = default;
 };
 

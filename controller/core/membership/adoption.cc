@@ -102,7 +102,7 @@ void ControllerCore::Impl::CheckAdoption(JobRow& job, bool final) {
   StartRecovery(job, Reason::kTakeover,
                 entry.resumed == entry.fenced ? "a restarted controller did not find every member"
                                               : "a restarted controller found an unfinished recovery",
-                Duration(0), false);
+                now_.instant - job.stage_since, false);
 }
 
 }  // namespace everstep

@@ -169,6 +169,7 @@ void ControllerCore::Impl::Handle(ServerRow& server, const ProcessCollected& fac
   if (fact.answer.report.memory_valid) {
     job->committed = std::max(job->committed, fact.answer.report.applied.step);
   }
+  if (job->phase == RecoveryPhase::kDecide) EnterPhase(*job, RecoveryPhase::kFence);
   if (job->phase == RecoveryPhase::kFence) EnterPhase(*job, RecoveryPhase::kCollect);
   CheckCollected(*job);
 }
@@ -235,11 +236,15 @@ void ControllerCore::Impl::Handle(ServerRow& server, const ProcessFailed& fact) 
   if (entry.assignment && fact.failed.suspect.value >= 0 &&
       static_cast<size_t>(fact.failed.suspect.value) < entry.assignment->ranks.size()) {
     const RankAssignment& suspect = entry.assignment->ranks[static_cast<size_t>(fact.failed.suspect.value)];
-    if (ServerRow* other = FindServer(suspect.server); other != nullptr && !other->dead) StartProbing(*other);
+    if (ServerRow* other = FindServer(suspect.server); other != nullptr && !other->dead) {
+      other->evidence_at = std::min(other->evidence_at, now_.instant);
+      StartProbing(*other);
+    }
   }
   if (job->complaint_deadline == kNever) {
     job->complaint_deadline = now_.instant + policy_.probe_timeout;
     job->complaint = evidence;
+    job->complaint_at = now_.instant;
   }
 }
 

@@ -123,6 +123,7 @@ void ControllerCore::Impl::Register(const AgentConnected& event) {
   server.late = false;
   server.silent_held = false;
   server.silent_since = kNever;
+  server.evidence_at = kNever;
   server.reason = fresh ? Reason::kRegistered : Reason::kHealthy;
   server.liveness.OnStreamConnected(now_.instant);
   sessions_[event.session] = id;
@@ -221,12 +222,18 @@ void ControllerCore::Impl::AcceptReports(ServerRow& server, const AgentHello& he
 
 void ControllerCore::Impl::AcceptSnapshots(ServerRow& server, const AgentHello& hello) {
   ForgetSnapshotsOf(server.inventory.server);
+  for (auto& [uid, job] : jobs_) {
+    for (auto& [key, asked] : job.copies_asked) asked.tried.erase(server.inventory.server);
+  }
   for (const auto& [uid, snapshot] : hello.snapshots) {
     if (FindJob(uid) != nullptr) {
       Handle(server, SnapshotHeld{uid, snapshot});
     } else {
       Send(server, DropSnapshots{uid, {snapshot}});  // the ledger has forgotten the job
     }
+  }
+  for (auto& [uid, job] : jobs_) {  // copies that were asked of it, and that it has not got
+    if (job.stage != JobStage::kEnded) AdvanceProtection(job);
   }
 }
 
@@ -272,6 +279,7 @@ void ControllerCore::Impl::OnAgentDisconnected(const AgentDisconnected& event) {
   server->session.reset();
   if (server->dead) return;
   server->reason = Reason::kStreamBroken;
+  server->evidence_at = std::min(server->evidence_at, now_.instant);
   server->liveness.OnStreamLost(now_.instant);
   StartProbing(*server);
   next_judgement_ = std::min(next_judgement_, server->liveness.NextDeadline(now_.instant, policy_));
@@ -294,6 +302,7 @@ void ControllerCore::Impl::OnHeartbeat(const Heartbeat& heartbeat) {
   }
   Push(Measured{Measured::What::kHeartbeat, Reason::kNone, RecoveryPhase::kNone, "", 0});
   Push(Measured{Measured::What::kHeartbeatDelay, Reason::kNone, RecoveryPhase::kNone, "", ToSeconds(gap)});
+  if (server->session) server->evidence_at = kNever;  // whoever complained was wrong
   if (server->late && server->session) {
     server->late = false;
     server->reason = Reason::kHealthy;
@@ -462,7 +471,9 @@ void ControllerCore::Impl::ReleaseFreezeIfOver() {
 void ControllerCore::Impl::DeclareDead(ServerRow& server, Reason reason, const std::string& evidence) {
   if (server.dead) return;
   const ServerId id = server.inventory.server;
-  const Duration silent = now_.instant - server.liveness.heard();
+  // The first evidence: the last heartbeat of a server that fell silent, else what made us look.
+  Instant evidence_at = std::min(now_.instant, server.evidence_at);
+  if (reason == Reason::kServerSilent) evidence_at = std::min(evidence_at, server.liveness.heard());
   Append(ServerDied{id, server.incarnation, reason});
   server.dead = true;
   server.late = false;
@@ -485,9 +496,14 @@ void ControllerCore::Impl::DeclareDead(ServerRow& server, Reason reason, const s
     ProcessRow& process = processes_.at(pid);
     if (process.exited) continue;
     process.exited = true;
-    losses[process.job].push_back({&process, reason, evidence, reason == Reason::kServerSilent ? silent : Duration(0)});
+    losses[process.job].push_back({&process, reason, evidence, now_.instant - evidence_at});
   }
   LoseTogether(std::move(losses));
+  for (auto& [uid, job] : jobs_) {
+    if (job.stage == JobStage::kEnded) continue;
+    AdvanceProtection(job);
+    AdvanceManifests(job);
+  }
   ReleaseFreezeIfOver();
   dirty_ = true;
 }

@@ -26,6 +26,8 @@ void ControllerCore::Impl::CloseRecovery(JobRow& job, const std::string& outcome
   job.drain_at = stayed ? now_.instant + Seconds(1) * (1 << std::min(job.drain_switches, 4)) : kNever;
   const JobEntry& entry = Entry(job);
   job.regrow_at = kNever;
+  job.world_target = 0;
+  job.outranked_by.clear();
   if (outcome == "resumed" && !entry.spec.opaque && entry.assignment &&
       static_cast<int32_t>(entry.assignment->ranks.size()) < WorldWanted(entry)) {
     job.regrow_at = now_.instant + policy_.regrow_delay;
@@ -70,7 +72,7 @@ void ControllerCore::Impl::OnStageDeadline(JobRow& job) {
                fmt::format("{} generations in a row failed without a lost member; the newest: {}", job.retries, complaint));
         return;
       }
-      StartRecovery(job, Reason::kPeerComplaint, complaint, Duration(0), false);
+      StartRecovery(job, Reason::kPeerComplaint, complaint, now_.instant - job.complaint_at, false);
       return;
     }
   }

@@ -78,6 +78,7 @@ bool ControllerCore::Impl::AwaitsCheckpoint(JobRow& job, StateId point) {
 void ControllerCore::Impl::Decide(JobRow& job) {
   const JobEntry& entry = Entry(job);
   if (AwaitsCheckpoint(job, DecideRecoveryPoint(GatherInputs(job)))) return;
+  if (job.phase == RecoveryPhase::kDecide) EnterPhase(job, RecoveryPhase::kFence);  // nobody had to be asked
   EnterPhase(job, RecoveryPhase::kPlan);
   std::vector<ProcessRow*> excluded;
   for (ProcessId pid : job.expected) {

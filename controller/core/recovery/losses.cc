@@ -10,7 +10,6 @@
 namespace everstep {
 
 namespace {
-constexpr size_t kProofsKept = 256;
 constexpr int32_t kUserExitLast = 63;
 }  // namespace
 
@@ -18,10 +17,7 @@ constexpr int32_t kUserExitLast = 63;
 void ControllerCore::Impl::RememberProof(JobRow& job, const ProcessRow& process) {
   if (Mutated(Mutation::kIgnoreProofOfDead)) return;
   const Progress& page = process.progress;
-  auto add = [&](StateId id) {
-    if (id.step.value <= 0 || std::find(job.proofs.begin(), job.proofs.end(), id) != job.proofs.end()) return;
-    if (job.proofs.size() < kProofsKept) job.proofs.push_back(id);
-  };
+  auto add = [&](StateId id) { AddProof(job.proofs, id, Entry(job).lineage); };
   if (page.memory_valid || page.phase == RankPhase::kApplying) add(page.applied);
   if (page.phase == RankPhase::kApplying) add({page.applied.step.Next(), page.generation});
   if (page.vote_passed.value > 0) add({page.vote_passed, page.generation});

@@ -47,7 +47,6 @@ PlacementRequest ControllerCore::Impl::BuildRequest(JobRow& job, bool keep_drain
   const JobEntry& entry = Entry(job);
   PlacementRequest request;
   request.pipeline_stages = entry.spec.pipeline_stages;
-  request.world_wanted = WorldWanted(entry);
   request.world_min = WorldMin(entry);
   request.lost = job.lost;
   std::map<ShardIndex, int> holders;  // incumbents with the recovery point, on servers that stay
@@ -76,15 +75,18 @@ PlacementRequest ControllerCore::Impl::BuildRequest(JobRow& job, bool keep_drain
       request.lost = job.lost;
     }
   }
+  request.world_wanted = WorldToPlan(job, static_cast<int32_t>(request.incumbents.size()));
   size_t claimed = 0;  // devices that jobs with a higher claim are about to need
   for (auto& [uid, other] : jobs_) {
     if (uid == job.uid || !HigherClaim(other, job)) continue;
     if (other.stage != JobStage::kRunning && other.stage != JobStage::kAdopting) request.rivals.push_back(Entry(other).spec.name);
-    if (other.stage == JobStage::kCollecting || other.stage == JobStage::kWaiting || other.stage == JobStage::kPreparing) {
+    if (other.stage == JobStage::kWaiting || other.stage == JobStage::kPreparing) {
       claimed += static_cast<size_t>(MissingRanks(other));
     }
     claimed += static_cast<size_t>(std::max(0, Entry(other).spec.spares_reserved));
   }
+  const auto ahead = static_cast<size_t>(RanksAhead(job));
+  claimed += ahead;
   *foreign_of_higher = false;
   // A planned switch pauses nobody: it uses what is warm.
   const bool warm_only = entry.fence_planned && !entry.spec.opaque && job.stage != JobStage::kWaiting;
@@ -112,8 +114,13 @@ PlacementRequest ControllerCore::Impl::BuildRequest(JobRow& job, bool keep_drain
         c.kind = occupant->joined ? Candidate::Kind::kReadyStandby : Candidate::Kind::kStartingStandby;
         c.process = occupant->id;
         request.candidates.push_back(std::move(c));
-      } else if (!warm_only && !occupant->member && !occupant->planned && !occupant->kill_sent) {
+      } else if (!warm_only && !occupant->member && !occupant->kill_sent) {
         const JobRow* owner = FindJob(occupant->job);
+        // Until its Assign, a plan yields to a higher claim whose loss falls into the same window.
+        if (occupant->planned && (owner == nullptr || owner->stage != JobStage::kGathering || Entry(*owner).spec.opaque ||
+                                  !HigherClaim(job, *owner))) {
+          continue;
+        }
         if (owner != nullptr && HigherClaim(*owner, job)) {
           if (now_.instant - job.stage_since < kContention || owner->stage != JobStage::kRunning) {
             *foreign_of_higher = true;
@@ -125,6 +132,14 @@ PlacementRequest ControllerCore::Impl::BuildRequest(JobRow& job, bool keep_drain
       }
     }
   }
+  // Losses within one window: what a job with a higher claim is about to need beyond the shared devices is taken from
+  // this job's own standbys, which idle no longer than until its plan.
+  for (size_t short_by = ahead > shared.size() ? ahead - shared.size() : 0; short_by > 0; --short_by) {
+    auto standby = std::find_if(request.candidates.rbegin(), request.candidates.rend(),
+                                [](const Candidate& c) { return c.process.value != 0; });
+    if (standby == request.candidates.rend()) break;
+    request.candidates.erase(std::next(standby).base());
+  }
   // The rest of the shared spares may be used.
   std::stable_sort(shared.begin(), shared.end(), [](const Candidate& a, const Candidate& b) { return a.kind < b.kind; });
   if (claimed < shared.size()) {
@@ -134,6 +149,25 @@ PlacementRequest ControllerCore::Impl::BuildRequest(JobRow& job, bool keep_drain
   }
   for (Candidate& c : shared) request.candidates.push_back(std::move(c));
   return request;
+}
+
+// Ranks that jobs with a higher claim have just lost and not placed yet, beyond what their own standbys replace.
+int32_t ControllerCore::Impl::RanksAhead(const JobRow& job) {
+  int32_t ahead = 0;
+  for (auto& [uid, other] : jobs_) {
+    if (uid == job.uid || other.stage != JobStage::kCollecting || !HigherClaim(other, job)) continue;
+    ahead += std::max(0, MissingRanks(other) - StandbysOf(other));
+  }
+  return ahead;
+}
+
+// A job with a lower claim that lacks ranks at this moment, too.
+const JobRow* ControllerCore::Impl::LowerContender(const JobRow& job) {
+  for (const JobRow* other : JobsByClaim()) {
+    if (other->uid == job.uid || !HigherClaim(job, *other)) continue;
+    if ((other->stage == JobStage::kCollecting || other->stage == JobStage::kWaiting) && MissingRanks(*other) > 0) return other;
+  }
+  return nullptr;
 }
 
 void ControllerCore::Impl::TryPlan(JobRow& job) {
@@ -171,6 +205,10 @@ void ControllerCore::Impl::TryPlan(JobRow& job) {
     }
   }
   if (!result.placement) {
+    if (!request.rivals.empty()) job.outranked_by = request.rivals.front();
+    if (!job.outranked_by.empty()) {
+      result.refusal += fmt::format("; the claim of job {} is higher (priority, then age)", job.outranked_by);
+    }
     for (ProcessRow* process : ProcessesOf(job.uid)) process->planned = false;
     if (job.stage != JobStage::kWaiting || job.reason != Reason::kWaitingForCapacity || job.message != result.refusal) {
       Note(NoticeLevel::kError, Reason::kWaitingForCapacity, "Job waits for capacity", {}, &job,
@@ -189,12 +227,28 @@ void ControllerCore::Impl::TryPlan(JobRow& job) {
     return;
   }
   Placement& placement = *result.placement;
+  const auto world = static_cast<int32_t>(placement.ranks.size());
+  if (job.world_target > 0 && entry.assignment && world < static_cast<int32_t>(entry.assignment->ranks.size())) {
+    placement.reason = Reason::kJobShrunk;
+    placement.message = fmt::format("Go on with {} of {} ranks: {}", world, entry.assignment->ranks.size(), job.message);
+  }
+  const bool takes = std::any_of(placement.ranks.begin(), placement.ranks.end(), [](const PlacedRank& r) {
+    return !r.incumbent && r.kind != Candidate::Kind::kFreedInPlace;
+  });
+  if (const JobRow* contender = LowerContender(job); takes && contender != nullptr) {
+    placement.message += fmt::format("; job {} lacks ranks, too, and its claim is lower (priority, then age)",
+                                     Entry(*contender).spec.name);
+  }
   for (ProcessRow* process : ProcessesOf(job.uid)) process->planned = false;
   PlanMade plan{job.uid, generation, {}, placement.reason, placement.message};
   std::vector<ProcessId> fresh;
+  std::map<JobUid, ServerId> robbed;
   for (PlacedRank& placed : placement.ranks) {
     if (placed.process.value == 0) {
-      if (ProcessRow* occupant = Occupant(placed.server, placed.device)) Kill(*occupant, Duration(0));
+      if (ProcessRow* occupant = Occupant(placed.server, placed.device)) {
+        if (occupant->planned) robbed[occupant->job] = placed.server;
+        Kill(*occupant, Duration(0));
+      }
       placed.process = NewProcess(job.uid, placed.server, placed.device).id;
       fresh.push_back(placed.process);
     }
@@ -206,6 +260,11 @@ void ControllerCore::Impl::TryPlan(JobRow& job) {
       Push(Measured{Measured::What::kSparePromoted, placement.reason, RecoveryPhase::kNone, "", 0});
     }
   }
+  for (const auto& [uid, server] : robbed) {
+    placement.message += fmt::format("; {} was meant for job {}, whose claim is lower (priority, then age)", server.value,
+                                     ledger_.jobs.at(uid).spec.name);
+  }
+  plan.message = placement.message;
   if (job.open) {
     job.open->decision = placement.reason;
     job.open->decision_message = placement.message;
@@ -220,6 +279,13 @@ void ControllerCore::Impl::TryPlan(JobRow& job) {
   SetStage(job, JobStage::kGathering, now_.instant + policy_.process_start_timeout);
   job.failure_counted = false;
   for (ProcessId pid : fresh) SpawnPlanned(job, processes_.at(pid));
+  for (const auto& [uid, server] : robbed) {
+    if (JobRow* other = FindJob(uid); other != nullptr && other->stage == JobStage::kGathering) {
+      other->outranked_by = entry.spec.name;
+      Amend(*other, fmt::format("{} goes to job {}, whose claim is higher (priority, then age)", server.value,
+                                entry.spec.name));
+    }
+  }
   CheckGathered(job);
 }
 

@@ -71,8 +71,9 @@ void ControllerCore::Impl::StartRecovery(JobRow& job, Reason reason, const std::
     job.open->reason = reason;
     job.open->evidence = evidence;
     job.open->planned = planned;
-    job.open->started = now_.wall;
     job.evidence_at = now_.instant - noticed_ago;
+    if (job.complaint_deadline != kNever) job.evidence_at = std::min(job.evidence_at, job.complaint_at);
+    job.open->started = WallTime{now_.wall.unix_microseconds - (now_.instant - job.evidence_at).count() / 1000};
     job.phase = RecoveryPhase::kDetect;
     job.phase_since = job.evidence_at;
   } else {
@@ -80,6 +81,7 @@ void ControllerCore::Impl::StartRecovery(JobRow& job, Reason reason, const std::
     if (job.open->evidence.size() < kEvidenceMax) job.open->evidence += "; then " + evidence;
     if (!planned) job.open->planned = false;
   }
+  if (!planned) job.world_target = 0;
   job.open->to = generation;
   EnterPhase(job, RecoveryPhase::kDecide);
   Append(GenerationFenced{job.uid, generation, id, reason, planned});
@@ -102,7 +104,7 @@ void ControllerCore::Impl::StartRecovery(JobRow& job, Reason reason, const std::
   Note(planned ? NoticeLevel::kInfo : NoticeLevel::kError, reason, planned ? "Planned switch started" : "Recovery started",
        {}, &job,
        {{"recovery", std::to_string(id.value)}, {"generation", std::to_string(generation.value)}, {"evidence", evidence}});
-  EnterPhase(job, RecoveryPhase::kFence);
+  Push(ConfirmFence{job.uid, generation});
   if (planned && !entry.spec.opaque) {
     // All ranks leave together after the step whose vote carried the pending generation.
     std::map<ServerId, std::vector<ProcessId>> by_server;
@@ -112,6 +114,13 @@ void ControllerCore::Impl::StartRecovery(JobRow& job, Reason reason, const std::
     return;
   }
   FenceMembers(job);
+}
+
+// The decision stands: whatever is learned from here on joins this generation's plan, or raises it.
+void ControllerCore::Impl::OnFenceDurable(const FenceBecameDurable& event) {
+  JobRow* job = FindJob(event.job);
+  if (job == nullptr || job->stage == JobStage::kEnded || Entry(*job).fenced != event.generation) return;
+  if (job->phase == RecoveryPhase::kDecide) EnterPhase(*job, RecoveryPhase::kFence);
 }
 
 void ControllerCore::Impl::FenceMembers(JobRow& job) {

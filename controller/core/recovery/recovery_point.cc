@@ -3,8 +3,19 @@
 #include <algorithm>
 
 #include "proto/base/mutation.h"
+#include <tuple>
 
 namespace everstep {
+
+void AddProof(std::vector<StateId>& proofs, StateId proof, const Lineage& lineage) {
+  if (proof.step.value <= 0 || std::find(proofs.begin(), proofs.end(), proof) != proofs.end()) return;
+  proofs.push_back(proof);
+  if (proofs.size() <= kProofsMax) return;
+  std::erase_if(proofs, [&](StateId id) { return !lineage.OnChain(id); });
+  if (proofs.size() <= kProofsMax) return;
+  proofs.erase(std::min_element(proofs.begin(), proofs.end(),
+                                [](StateId x, StateId y) { return std::tie(x.step, x.generation) < std::tie(y.step, y.generation); }));
+}
 
 Step ProvedStep(const RecoveryInputs& inputs) {
   Step proved;

@@ -29,6 +29,12 @@ struct RecoveryInputs {
   std::vector<StateId> proofs;             // pages of the dead, manifests: the vote of these states passed
 };
 
+inline constexpr size_t kProofsMax = 256;
+
+// Adds a proof unless it is known. When the list is full, what is off the chain goes (it never counts again), then the
+// lowest step: only the greatest step on the chain decides.
+void AddProof(std::vector<StateId>& proofs, StateId proof, const Lineage& lineage);
+
 enum class SurvivorAction { kKeep, kRollForward, kFetch };
 
 // What a survivor does to reach `point`.

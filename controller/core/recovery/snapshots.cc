@@ -61,13 +61,21 @@ void ControllerCore::Impl::Handle(ServerRow& server, const SnapshotLost& fact) {
     });
     if (it->second.empty()) job->snapshots.erase(it);
   }
-  job->copies_asked.erase({fact.snapshot.state, fact.snapshot.shard, fact.snapshot.tier});
+  auto asked = job->copies_asked.find({fact.snapshot.state, fact.snapshot.shard, fact.snapshot.tier});
+  if (asked != job->copies_asked.end() && asked->second.to == server.inventory.server) {
+    if (fact.snapshot.tier == SnapshotTier::kPeer) {
+      asked->second.to = ServerId();
+    } else {
+      job->copies_asked.erase(asked);
+    }
+  }
   const bool ordinary = fact.reason == Reason::kCheckpointDropped;  // its slot was used again, or memory was full
   if (!ordinary) Push(Measured{Measured::What::kCheckpointCommit, fact.reason, RecoveryPhase::kNone, "failed", 0});
   Note(ordinary ? NoticeLevel::kDebug : NoticeLevel::kError, fact.reason, "Snapshot copy lost", server.inventory.server, job,
        {{"step", std::to_string(fact.snapshot.state.step.value)},
         {"tier", std::string(SnapshotTierName(fact.snapshot.tier))},
         {"message", fact.message}});
+  if (job->stage != JobStage::kEnded) AdvanceProtection(*job);
 }
 
 void ControllerCore::Impl::ForgetSnapshotsOf(const ServerId& server) {
@@ -77,49 +85,90 @@ void ControllerCore::Impl::ForgetSnapshotsOf(const ServerId& server) {
       std::erase_if(it->second, [&](const SnapshotInfo& s) { return s.server == server; });
       it = it->second.empty() ? job.snapshots.erase(it) : std::next(it);
     }
+    // What was asked of it is asked of somebody else.
+    for (auto it = job.copies_asked.begin(); it != job.copies_asked.end();) {
+      const bool its = it->second.to == server;
+      if (its) it->second.to = ServerId();
+      it = its && std::get<2>(it->first) == SnapshotTier::kStored ? job.copies_asked.erase(it) : std::next(it);
+    }
   }
 }
 
-// Asks for copies in other failure domains, and raises the watermark when every shard of a state has one.
+// Who said nothing about its failure domain is one of its own.
+std::string ControllerCore::Impl::DomainOf(const ServerId& server) const {
+  auto row = servers_.find(server);
+  if (row != servers_.end() && !row->second.inventory.failure_domain.empty()) return row->second.inventory.failure_domain;
+  auto entry = ledger_.servers.find(server);
+  if (entry != ledger_.servers.end() && !entry->second.failure_domain.empty()) return entry->second.failure_domain;
+  return "server " + server.value;
+}
+
+bool ControllerCore::Impl::InOneDomain(const JobRow& job) const {
+  std::set<std::string> domains;
+  for (const ProcessRow* process : ProcessesOf(job.uid)) {
+    if (!process->exited) domains.insert(DomainOf(process->server));
+  }
+  return domains.size() <= 1;
+}
+
+// Asks one peer for a copy: of another failure domain first, then a server without ranks, then by name, spread by shard.
+// Whoever died or failed with this copy is not asked again.
+void ControllerCore::Impl::AskForPeerCopy(JobRow& job, const SnapshotInfo& source, const std::vector<SnapshotInfo>& holders) {
+  const ServerRow* from = FindServer(source.server);
+  if (from == nullptr || from->dead) return;
+  CopyAsked& asked = job.copies_asked[{source.state, source.shard, SnapshotTier::kPeer}];
+  std::set<ServerId> have;
+  for (const SnapshotInfo& s : holders) {
+    if (s.tier == SnapshotTier::kPeer) have.insert(s.server);
+  }
+  if (!asked.to.empty() && !have.contains(asked.to)) return;  // under way
+  const std::string domain = DomainOf(source.server);
+  std::vector<std::pair<std::tuple<bool, bool>, ServerId>> peers;
+  for (const auto& [id, server] : servers_) {
+    if (id == source.server || !Usable(server) || server.inventory.transfer_address.empty()) continue;
+    if (asked.tried.contains(id) || have.contains(id)) continue;
+    const bool same_domain = DomainOf(id) == domain;
+    if (same_domain && !have.empty()) continue;  // one of those is enough until another domain can be reached
+    peers.push_back({{same_domain, StateOf(server) != ServerState::kSpare}, id});
+  }
+  if (peers.empty()) return;
+  std::sort(peers.begin(), peers.end());
+  size_t best = 1;
+  while (best < peers.size() && peers[best].first == peers[0].first) ++best;
+  asked.to = peers[static_cast<size_t>(source.shard.value) % best].second;
+  asked.tried.insert(asked.to);
+  SendTo(asked.to, CopySnapshot{job.uid,
+                                {source.server, SnapshotTier::kStaged, from->inventory.transfer_address, source.state,
+                                 source.shard},
+                                source.digest, source.bytes, SnapshotTier::kPeer});
+}
+
+// Asks for copies in other failure domains, and raises the watermark when every shard of a state has one. Where all of
+// the job's servers share one domain, a copy on another of them is the best there is and counts.
 void ControllerCore::Impl::AdvanceProtection(JobRow& job) {
   const JobEntry& entry = Entry(job);
+  const bool one_domain = InOneDomain(job);
+  bool inside = false;  // a copy counts only because there is no other domain
   std::map<StateId, int32_t> protected_shards;
   for (const auto& [key, holders] : job.snapshots) {
     const auto& [state, shard] = key;
     const SnapshotInfo* source = nullptr;
-    bool safe = false;
+    bool copied = false, apart = false;
     for (const SnapshotInfo& s : holders) {
-      if (s.tier == SnapshotTier::kPeer || s.tier == SnapshotTier::kStored) safe |= s.tier == SnapshotTier::kPeer;
       if (s.tier == SnapshotTier::kStaged && source == nullptr) source = &s;
+      if (s.tier != SnapshotTier::kPeer) continue;
+      copied = true;
+      apart |= std::any_of(holders.begin(), holders.end(),
+                           [&](const SnapshotInfo& o) { return DomainOf(o.server) != DomainOf(s.server); });
     }
-    if (safe) {
+    if (apart || (copied && one_domain)) {
       ++protected_shards[state];
+      inside |= !apart;
       continue;
     }
-    if (source == nullptr || state.step <= job.protected_step) continue;
-    if (!job.copies_asked.insert({state, shard, SnapshotTier::kPeer}).second) continue;
-    const ServerRow* from = FindServer(source->server);
-    if (from == nullptr || from->dead) continue;
-    // Another failure domain first, then a server without ranks, then by name, spread by shard.
-    std::vector<std::pair<std::tuple<bool, bool>, ServerId>> peers;
-    for (const auto& [id, server] : servers_) {
-      if (id == source->server || !Usable(server) || server.inventory.transfer_address.empty()) continue;
-      const bool same_domain = !server.inventory.failure_domain.empty() &&
-                               server.inventory.failure_domain == from->inventory.failure_domain;
-      peers.push_back({{same_domain, StateOf(server) != ServerState::kSpare}, id});
-    }
-    if (peers.empty()) {
-      job.copies_asked.erase({state, shard, SnapshotTier::kPeer});
-      continue;
-    }
-    std::sort(peers.begin(), peers.end());
-    size_t best = 1;
-    while (best < peers.size() && peers[best].first == peers[0].first) ++best;
-    const ServerId& to = peers[static_cast<size_t>(shard.value) % best].second;
-    SendTo(to, CopySnapshot{job.uid,
-                            {source->server, SnapshotTier::kStaged, from->inventory.transfer_address, state, shard},
-                            source->digest, source->bytes, SnapshotTier::kPeer});
+    if (source != nullptr && state.step > job.protected_step) AskForPeerCopy(job, *source, holders);
   }
+  if (!protected_shards.empty()) job.one_domain = inside;
   everstep::Step newest = job.protected_step;
   for (const auto& [state, count] : protected_shards) {
     if (count == entry.spec.pipeline_stages && entry.lineage.OnChain(state)) newest = std::max(newest, state.step);
@@ -159,7 +208,7 @@ void ControllerCore::Impl::AdvanceProtection(JobRow& job) {
     });
     it = it->second.empty() ? job.snapshots.erase(it) : std::next(it);
   }
-  std::erase_if(job.copies_asked, [&](const auto& asked) { return std::get<0>(asked) < keep_from; });
+  std::erase_if(job.copies_asked, [&](const auto& asked) { return std::get<0>(asked.first) < keep_from; });
 }
 
 // Persists every n-th state in the holders' stores; a manifest exists only when all its shards are verified there.
@@ -182,10 +231,11 @@ void ControllerCore::Impl::AdvanceManifests(JobRow& job) {
       manifest.state = state;
       ++manifest.shard_count;
       manifest.shards.insert(manifest.shards.end(), stored.begin(), stored.end());
-    } else if (interval > 0 && state.step.value % interval == 0 && source != nullptr &&
-               job.copies_asked.insert({state, shard, SnapshotTier::kStored}).second) {
+    } else if (interval > 0 && state.step.value % interval == 0 && source != nullptr) {
       const ServerRow* holder = FindServer(source->server);
       if (holder == nullptr || holder->dead) continue;
+      const CopyAsked asked{source->server, {source->server}};
+      if (!job.copies_asked.insert({{state, shard, SnapshotTier::kStored}, asked}).second) continue;
       SendTo(source->server, CopySnapshot{job.uid,
                                           {source->server, source->tier, holder->inventory.transfer_address, state, shard},
                                           source->digest, source->bytes, SnapshotTier::kStored});

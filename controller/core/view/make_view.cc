@@ -78,6 +78,7 @@ ClusterView ControllerCore::Impl::MakeView(Now now) const {
     j.message = job->stage == JobStage::kEnded && j.entry.ended ? j.entry.ended->message : job->message;
     j.step = job->committed;
     j.protected_step = job->protected_step;
+    j.one_domain = job->one_domain;
     if (j.entry.assignment) j.world_size = static_cast<int32_t>(j.entry.assignment->ranks.size());
     if (j.entry.spec.opaque && j.entry.plan) j.world_size = static_cast<int32_t>(j.entry.plan->slots.size());
     for (const ProcessRow* process : ProcessesOf(job->uid)) {

@@ -49,6 +49,7 @@ struct JobView {
   std::string message;
   Step step;                         // newest committed step heard of
   Step protected_step;
+  bool one_domain = false;           // copies inside the only failure domain of its servers count as protected
   int32_t world_size = 0;
   std::vector<RankPlace> ranks;      // by rank, then standbys
   std::vector<std::pair<std::string, double>> metrics;   // newest value per name

@@ -99,6 +99,7 @@ void ControllerLoop::Run() {
   ready_.store(true, std::memory_order_relaxed);
   do {
     PerformReady();
+    StepConfirmed();
     WaitForWork();
     Turn();
   } while (!Stopping());
@@ -175,6 +176,15 @@ void ControllerLoop::StepQueued(bool drain_datagrams) {
   room_.notify_all();
   for (const Event& event : events) {
     StepCore(event);
+  }
+}
+
+// What the core asked to hear once it is durable.
+void ControllerLoop::StepConfirmed() {
+  while (!confirmed_.empty()) {
+    const FenceBecameDurable confirmed = confirmed_.front();
+    confirmed_.pop_front();
+    StepCore(confirmed);
   }
 }
 
@@ -278,6 +288,8 @@ void ControllerLoop::PerformReady() {
     pending_.pop_front();
     if (auto* reply = std::get_if<ViewReply>(&pending.body)) {
       reply->done(std::move(reply->view));
+    } else if (auto* confirm = std::get_if<ConfirmFence>(&std::get<EffectBody>(pending.body))) {
+      confirmed_.push_back({confirm->job, confirm->generation});
     } else {
       Perform(std::get<EffectBody>(pending.body), wall);
     }
@@ -292,6 +304,7 @@ void ControllerLoop::Perform(EffectBody& body, WallTime wall) {
     void operator()(const SendCommand& effect) const { out.Send(effect); }
     void operator()(const CloseSession& effect) const { out.Close(effect); }
     void operator()(const StartProbe& effect) const { out.Probe(effect); }
+    void operator()(const ConfirmFence&) const { EVERSTEP_CHECK(false && "answered by PerformReady"); }
     void operator()(const ReplyToOperator& effect) const { out.Reply(effect); }
     void operator()(const Notice& effect) const { out.Notify(effect, wall); }
     void operator()(const ForwardLines& effect) const { out.Forward(effect); }

@@ -86,6 +86,7 @@ class ControllerLoop {
   void Turn();
   void WaitForWork();
   void StepCore(const Event& event);
+  void StepConfirmed();
   void RunTimers();
   void StepQueued(bool drain_datagrams);
   // The core has no clock: how long a plan took is measured here.
@@ -120,6 +121,7 @@ class ControllerLoop {
 
   // Loop thread only.
   std::deque<Pending> pending_;
+  std::deque<FenceBecameDurable> confirmed_;  // performed confirmations that the core has yet to hear of
   std::vector<StoredRecord> batch_;
   LedgerSequence appended_;
   LedgerSequence durable_;

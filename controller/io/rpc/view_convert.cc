@@ -59,6 +59,7 @@ void WriteInventory(const ServerInventory& in, v1::ServerInventory* out) {
     to->set_model(ToUtf8(device.model));
     to->set_memory_bytes(device.memory_bytes);
     to->set_speed(device.speed);
+    to->set_uuid(ToUtf8(device.uuid));
   }
 }
 
@@ -96,6 +97,13 @@ void WriteJobConditions(const JobView& in, v1::JobStatus* out) {
   const bool degraded = running && count < in.entry.spec.servers_wanted;
   WriteCondition("Degraded", TrueIf(degraded), degraded ? in.reason : Reason::kNone,
                  fmt::format("{} of {} wanted servers have ranks", count, in.entry.spec.servers_wanted),
+                 out->add_conditions());
+  if (in.protected_step.value <= 0) return;
+  WriteCondition("Protected", v1::CONDITION_STATUS_TRUE, Reason::kNone,
+                 fmt::format("Step {} has copies on peers{}", in.protected_step.value,
+                             in.one_domain ? " inside the only failure domain of the job's servers: the loss of that "
+                                             "domain takes all of them"
+                                           : " in other failure domains"),
                  out->add_conditions());
 }
 

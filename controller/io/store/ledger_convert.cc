@@ -434,6 +434,7 @@ std::string EncodeLedgerState(const LedgerState& state) {
     to->set_start_nonce(entry.start_nonce);
     to->set_failure_domain(entry.failure_domain);
     to->set_draining(entry.draining);
+    for (const RequestId& request : entry.drain_requests) to->add_drain_requests(request.value);
   }
   for (const auto& [uid, entry] : state.jobs) WriteJob(entry, out.add_jobs());
   for (const RecoveryRecord& recovery : state.recoveries) {
@@ -462,7 +463,10 @@ Result<LedgerState> DecodeLedgerState(std::string_view bytes) {
   for (const disk::ServerEntry& server : in.servers()) {
     out.servers[ServerId(server.server())] =
         ServerEntry{Incarnation(server.newest()), Incarnation(server.dead_upto()),
-                    server.start_nonce(), server.failure_domain(), server.draining()};
+                    server.start_nonce(), server.failure_domain(), server.draining(), {}};
+    for (const std::string& request : server.drain_requests()) {
+      out.servers[ServerId(server.server())].drain_requests.push_back(RequestId(request));
+    }
   }
   for (int i = 0; i < in.jobs_size(); ++i) {
     r.In("jobs", i, [&] {

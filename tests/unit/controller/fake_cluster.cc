@@ -456,6 +456,13 @@ void FakeCluster::Perform(const Effects& effects) {
       } else {
         queue_.emplace_back(done);
       }
+    } else if (const auto* confirm = std::get_if<ConfirmFence>(&effect.body)) {
+      const Event durable = FenceBecameDurable{confirm->job, confirm->generation};
+      if (sync > Duration(0)) {
+        timers_.emplace_back(now_ + sync, durable);
+      } else {
+        queue_.emplace_back(durable);
+      }
     } else if (const auto* reply = std::get_if<ReplyToOperator>(&effect.body)) {
       replies_.push_back(*reply);
     } else if (const auto* notice = std::get_if<Notice>(&effect.body)) {
@@ -519,7 +526,8 @@ void FakeCluster::CheckCommand(const Effect& effect, const SendCommand& send) {
 }
 
 void FakeCluster::Pump() {
-  while (!queue_.empty()) {
+  for (int turns = 0; !queue_.empty(); ++turns) {
+    ASSERT_LT(turns, 20000) << "the cluster keeps itself busy without anything happening";
     const auto next = queue_.front();
     queue_.pop_front();
     if (const auto* event = std::get_if<Event>(&next)) {
@@ -664,7 +672,11 @@ void FakeCluster::Obey(FakeAgent& agent, const Command& command) {
     }
     if (agent.reaps) for (ProcessId id : ours) Reap(agent, id);
   } else if (const auto* c = std::get_if<CopySnapshot>(&command)) {
-    if (!agent.copies) return;
+    if (agent.copies_fail) {
+      SnapshotInfo info{c->source.state, c->source.shard, c->to, agent.inventory.server, c->bytes, c->digest};
+      Say(agent, SnapshotLost{c->job, info, Reason::kStorageFailed, "no room"});
+    }
+    if (!agent.copies || agent.copies_fail) return;
     SnapshotInfo info{c->source.state, c->source.shard, c->to, agent.inventory.server, c->bytes, c->digest};
     agent.snapshots.emplace_back(c->job, info);
     Say(agent, SnapshotHeld{c->job, info});

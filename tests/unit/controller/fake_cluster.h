@@ -59,6 +59,7 @@ struct FakeAgent {
   bool beats = true;                 // datagrams
   bool hears = true;                 // false: stopped; commands pile up
   bool starts = true, joins = true, collects = true, connects = true, readies = true, reaps = true, copies = true;
+  bool copies_fail = false;          // says so
   ProbeOutcome probe = ProbeOutcome::kConnected;
 };
 
@@ -67,6 +68,7 @@ class FakeCluster {
   explicit FakeCluster(Policy policy = {}, uint64_t seed = 1);
 
   // ---- the world
+  Duration sync{};                   // how long after it a fence is durable; the core hears of it then
   FakeAgent& AddServer(const std::string& name, int devices = 1, const std::string& domain = "");
   void AddServers(int count, int devices = 1);   // s1, s2, …
   void Connect(const std::string& name, uint32_t protocol_version = kProtocolVersion);  // hello with what it has

@@ -238,6 +238,113 @@ TEST(SeveralJobs, TwoJobsThatLoseARankAtOnceDoNotTakeOneSpareTwice) {
   EXPECT_EQ(c.State(b), JobState::kRunning);
 }
 
+// Both lose a server in one window while the spare is there; the one with the lower claim could plan first.
+struct OneWindow {
+  FakeCluster c;
+  JobUid first, second;  // in the order of their submission
+  OneWindow(JobSpec a, JobSpec b) {
+    c.AddServers(4);
+    first = c.Run(std::move(a));
+    second = c.Run(std::move(b));
+    c.AddServer("spare");
+    c.StepTo(first, 1);
+    c.StepTo(second, 1);
+  }
+  // `slow`'s survivor answers Collect last.
+  void LoseOneEach(const JobUid& slow) {
+    const std::string last = c.Places(slow)[0], fast = c.Places(slow == first ? second : first)[0];
+    const std::string lost_first = c.Places(first)[1], lost_second = c.Places(second)[1];
+    for (const std::string& survivor : {last, fast}) c.Agent(survivor).hears = false;
+    Refuse(c, lost_first);
+    Refuse(c, lost_second);
+    c.Wake(fast);
+    c.Advance(Milliseconds(100));
+    c.Wake(last);
+    c.Advance(Milliseconds(100));
+  }
+  std::string Decision(const JobUid& job) {
+    for (const RecoveryRecord& r : c.core().MakeView({c.now(), {}}).recoveries) {
+      if (r.job == job && r.from.value > 0) return r.decision_message;
+    }
+    return "";
+  }
+};
+
+JobSpec Competing(const std::string& name, int priority, int standbys, int min) {
+  JobSpec spec = Spec(name, 2, min);
+  spec.priority = priority;
+  spec.standbys_wanted = standbys;
+  return spec;
+}
+
+TEST(OneWindow, TheHigherPriorityGetsTheFreeSpareAlthoughTheOtherAnswersFirst) {
+  OneWindow w(Competing("low", 0, 0, 1), Competing("high", 5, 0, 1));
+  w.LoseOneEach(w.second);
+  EXPECT_EQ(w.c.Places(w.second), (std::map<int, std::string>{{0, "s3"}, {1, "spare"}}));
+  EXPECT_EQ(w.c.Places(w.first).size(), 1u) << "exactly one gets it";
+  EXPECT_NE(w.Decision(w.first).find("the claim of job high is higher (priority, then age)"), std::string::npos)
+      << w.Decision(w.first);
+}
+
+TEST(OneWindow, TheHigherPriorityGetsTheSpareAlthoughItIdlesAsTheOthersStandby) {
+  OneWindow w(Competing("low", 0, 1, 1), Competing("high", 5, 0, 1));
+  ASSERT_EQ(w.c.Server("spare").ranks.size(), 1u);
+  w.LoseOneEach(w.second);
+  EXPECT_EQ(w.c.Places(w.second)[1], "spare");
+  EXPECT_EQ(w.c.Places(w.first).size(), 1u);
+  EXPECT_NE(w.Decision(w.first).find("the claim of job high is higher"), std::string::npos) << w.Decision(w.first);
+}
+
+TEST(OneWindow, AtEqualPriorityTheOlderGetsItAndBothRecordsSayWhy) {
+  OneWindow w(Competing("older", 0, 0, 2), Competing("younger", 0, 1, 2));
+  w.LoseOneEach(w.first);
+  EXPECT_EQ(w.c.State(w.first), JobState::kRunning);
+  EXPECT_EQ(w.c.Places(w.first)[1], "spare");
+  EXPECT_EQ(w.c.State(w.second), JobState::kWaitingForCapacity);
+  EXPECT_NE(w.Decision(w.first).find("job younger lacks ranks, too, and its claim is lower"), std::string::npos)
+      << w.Decision(w.first);
+  EXPECT_NE(w.c.View(w.second).message.find("the claim of job older is higher"), std::string::npos)
+      << w.c.View(w.second).message;
+}
+
+TEST(OneWindow, APlanThatIsNotAssignedYetYieldsItsSpareToAHigherClaim) {
+  OneWindow w(Competing("low", 0, 0, 1), Competing("high", 5, 0, 1));
+  w.c.Agent("spare").joins = false;  // low's process is being started there
+  Refuse(w.c, w.c.Places(w.first)[1]);
+  ASSERT_EQ(w.c.View(w.first).phase, RecoveryPhase::kPlan);
+  w.c.Agent("spare").joins = true;
+  Refuse(w.c, w.c.Places(w.second)[1]);
+  w.c.Advance(Milliseconds(100));
+  EXPECT_EQ(w.c.Places(w.second)[1], "spare");
+  EXPECT_EQ(w.c.Places(w.first).size(), 1u);
+  EXPECT_EQ(w.c.State(w.first), JobState::kRunning) << "it shrinks in the same generation";
+  EXPECT_EQ(w.c.Fenced(w.first), 2u);
+  EXPECT_NE(w.Decision(w.first).find("the claim of job high is higher"), std::string::npos) << w.Decision(w.first);
+  EXPECT_NE(w.Decision(w.second).find("job low"), std::string::npos) << w.Decision(w.second);
+}
+
+TEST(OneWindow, AnAssignedSpareIsNotTakenBack) {
+  OneWindow w(Competing("low", 0, 0, 1), Competing("high", 5, 0, 1));
+  w.c.Agent("spare").connects = false;
+  Refuse(w.c, w.c.Places(w.first)[1]);
+  ASSERT_EQ(w.c.View(w.first).phase, RecoveryPhase::kConnect);
+  Refuse(w.c, w.c.Places(w.second)[1]);
+  w.c.Advance(Milliseconds(100));
+  EXPECT_EQ(w.c.Places(w.first)[1], "spare");
+  EXPECT_EQ(w.c.Places(w.second).size(), 1u);
+}
+
+TEST(OneWindow, AHigherJobWithItsOwnStandbyLeavesTheOthersAlone) {
+  OneWindow w(Competing("low", 0, 1, 1), Competing("high", 5, 1, 1));
+  w.c.AddServer("spare2");
+  w.c.StepTo(w.first, 2);
+  w.c.StepTo(w.second, 2);
+  ASSERT_EQ(w.c.Server("spare").ranks.size() + w.c.Server("spare2").ranks.size(), 2u);
+  w.LoseOneEach(w.second);
+  EXPECT_EQ(w.c.Places(w.first).size(), 2u);
+  EXPECT_EQ(w.c.Places(w.second).size(), 2u);
+}
+
 TEST(SeveralJobs, AReservedSpareIsLeftToItsJob) {
   FakeCluster c;
   c.AddServers(3);
@@ -361,6 +468,87 @@ TEST(Snapshots, AreCopiedToAnotherDomainAndRaiseTheWatermark) {
   c.Hold("s1", job, {Step(4), Generation(1)}, 0, SnapshotTier::kStaged);
   EXPECT_EQ(c.Count("s3 Copy (4,1) shard 0 from s1"), 1);
   EXPECT_EQ(c.Count("s1 Protected 4"), 1);
+  EXPECT_EQ(c.View(job).protected_step, Step(4));
+}
+
+TEST(Snapshots, ACopyInsideTheDomainDoesNotProtectWhenTheJobHasAnotherDomain) {
+  FakeCluster c;
+  c.AddServer("s1", 1, "rack1");
+  c.AddServer("s2", 1, "rack2");
+  c.AddServer("s3", 1, "rack1");
+  JobSpec spec = Spec("train", 2);
+  spec.standbys_wanted = 0;
+  const JobUid job = c.Run(spec);
+  c.StepTo(job, 4);
+  c.Drain("s2");  // takes no copies now
+  c.ClearTrace();
+  c.Hold("s1", job, {Step(4), Generation(1)}, 0, SnapshotTier::kStaged);
+  EXPECT_EQ(c.Count("s3 Copy (4,1) shard 0 from s1"), 1) << "better than none";
+  EXPECT_EQ(c.View(job).protected_step, Step(0));
+  c.Drain("s2", false);
+  c.Hold("s1", job, {Step(5), Generation(1)}, 0, SnapshotTier::kStaged);
+  EXPECT_EQ(c.Count("s2 Copy (4,1) shard 0 from s1"), 1);
+  EXPECT_EQ(c.Count("s2 Copy (5,1) shard 0 from s1"), 1);
+  EXPECT_EQ(c.View(job).protected_step, Step(5));
+  EXPECT_FALSE(c.View(job).one_domain);
+}
+
+TEST(Snapshots, InTheOnlyDomainACopyOnAnotherServerCountsAndIsSaid) {
+  FakeCluster c;
+  for (const char* name : {"s1", "s2", "s3"}) c.AddServer(name, 1, "rack1");
+  const JobUid job = c.Run(Spec("train", 2));
+  c.StepTo(job, 4);
+  c.Hold("s1", job, {Step(4), Generation(1)}, 0, SnapshotTier::kStaged);
+  EXPECT_EQ(c.View(job).protected_step, Step(4));
+  EXPECT_TRUE(c.View(job).one_domain);
+}
+
+TEST(Snapshots, ACopyAskedOfAPeerThatDiesIsAskedOfAnother) {
+  FakeCluster c;
+  c.AddServers(4);
+  JobSpec spec = Spec("train", 1);
+  spec.standbys_wanted = 0;
+  const JobUid job = c.Run(spec);
+  c.StepTo(job, 4);
+  c.Agent("s2").copies = false;  // it has not got round to it
+  c.ClearTrace();
+  c.Hold("s1", job, {Step(4), Generation(1)}, 0, SnapshotTier::kStaged);
+  ASSERT_EQ(c.Count("s2 Copy (4,1)"), 1);
+  ASSERT_EQ(c.View(job).protected_step, Step(0));
+  Refuse(c, "s2");
+  EXPECT_EQ(c.Count("s3 Copy (4,1)"), 1);
+  EXPECT_EQ(c.View(job).protected_step, Step(4));
+}
+
+TEST(Snapshots, ACopyThatAPeerCannotMakeIsAskedOfEachOtherOnce) {
+  FakeCluster c;
+  c.AddServers(4);
+  JobSpec spec = Spec("train", 1);
+  spec.standbys_wanted = 0;
+  const JobUid job = c.Run(spec);
+  c.StepTo(job, 4);
+  for (const char* name : {"s2", "s3", "s4"}) c.Agent(name).copies_fail = true;
+  c.ClearTrace();
+  c.Hold("s1", job, {Step(4), Generation(1)}, 0, SnapshotTier::kStaged);
+  for (const char* name : {"s2", "s3", "s4"}) EXPECT_EQ(c.Count(std::string(name) + " Copy (4,1)"), 1);
+  EXPECT_EQ(c.View(job).protected_step, Step(0));
+  c.AddServer("s5");
+  EXPECT_EQ(c.View(job).protected_step, Step(4)) << "whoever comes later is asked, too";
+}
+
+TEST(Snapshots, ACopyRequestThatWasLostWithAStreamIsRepeated) {
+  FakeCluster c;
+  c.AddServers(2);
+  JobSpec spec = Spec("train", 1);
+  spec.standbys_wanted = 0;
+  const JobUid job = c.Run(spec);
+  c.StepTo(job, 4);
+  c.Agent("s2").hears = false;
+  c.Hold("s1", job, {Step(4), Generation(1)}, 0, SnapshotTier::kStaged);
+  ASSERT_EQ(c.View(job).protected_step, Step(0));
+  c.Disconnect("s2");
+  c.Agent("s2").hears = true;
+  c.Connect("s2");
   EXPECT_EQ(c.View(job).protected_step, Step(4));
 }
 

@@ -194,6 +194,95 @@ TEST(Losses, LossesInOneBatchMakeOneGeneration) {
 
 // ---- the recovery point
 
+// ---- the timeline
+
+PhaseRecord Phase(const FakeCluster& c, RecoveryPhase phase) {
+  for (const PhaseRecord& p : c.ledger().recoveries.back().phases) {
+    if (p.phase == phase) return p;
+  }
+  ADD_FAILURE() << "no such phase";
+  return {};
+}
+
+TEST(Timeline, DetectStartsWhenTheStreamBreaksAndEndsWithTheProof) {
+  FakeCluster c;
+  c.AddServers(3);
+  const JobUid job = c.Run(Spec("train", 2));
+  c.StepTo(job, 5);
+  c.Agent("s1").beats = false;
+  c.Disconnect("s1");  // its port still answers: the process is being torn down
+  const Instant broke = c.now();
+  c.Agent("s1").probe = ProbeOutcome::kRefused;
+  c.Advance(Milliseconds(200));
+  ASSERT_EQ(c.State(job), JobState::kRunning);
+  const PhaseRecord detect = Phase(c, RecoveryPhase::kDetect);
+  EXPECT_EQ(detect.start, Duration(0));
+  EXPECT_EQ(detect.duration, Milliseconds(25)) << "asked again a tenth of a heartbeat later";
+  EXPECT_GT(c.now(), broke);
+  EXPECT_EQ(Phase(c, RecoveryPhase::kDecide).start, Milliseconds(25));
+}
+
+TEST(Timeline, DetectOfASilentServerStartsWithItsLastHeartbeat) {
+  FakeCluster c;
+  c.AddServers(3);
+  const JobUid job = c.Run(Spec("train", 2));
+  c.StepTo(job, 5);
+  c.FreezeServer("s1");
+  c.Advance(Seconds(4));
+  ASSERT_EQ(c.State(job), JobState::kRunning);
+  EXPECT_GE(Phase(c, RecoveryPhase::kDetect).duration, Milliseconds(1500));
+  EXPECT_LE(Phase(c, RecoveryPhase::kDetect).duration, Milliseconds(2200));
+}
+
+TEST(Timeline, DetectOfAnExitStartsWhenTheKernelToldTheAgent) {
+  FakeCluster c;
+  c.AddServers(3);
+  const JobUid job = c.Run(Spec("train", 2));
+  c.StepTo(job, 5);
+  const auto rank = c.RankOf(job, 1);
+  ProcessExited exited{job, rank.id, 0, 9, false, {}, {}, Milliseconds(7)};
+  FakeAgent& agent = c.Agent(rank.server);
+  agent.processes.erase(rank.id);
+  c.Say(agent, exited);
+  c.Advance(Milliseconds(1));
+  EXPECT_EQ(Phase(c, RecoveryPhase::kDetect).duration, Milliseconds(7));
+}
+
+TEST(Timeline, APeersComplaintIsTheFirstEvidenceOfALossThatIsProvedLater) {
+  FakeCluster c;
+  c.AddServers(3);
+  const JobUid job = c.Run(Spec("train", 2));
+  c.StepTo(job, 5);
+  const auto rank = c.RankOf(job, 0);
+  c.Say(c.Agent(rank.server), ProcessFailed{job, rank.id, {Generation(1), Rank(1), StatusCode::kUnavailable, "peer reset"}});
+  c.Advance(Milliseconds(40));
+  c.KillRank(job, 1);
+  EXPECT_EQ(Phase(c, RecoveryPhase::kDetect).duration, Milliseconds(40));
+}
+
+TEST(Timeline, DecideLastsUntilTheFenceIsOnDiskAndLaterEvidenceJoinsIt) {
+  FakeCluster c;
+  c.AddServers(5);
+  const JobUid job = c.Run(Spec("train", 4));
+  c.StepTo(job, 5);
+  c.sync = Milliseconds(3);
+  for (const char* name : {"s2", "s3", "s4"}) c.Agent(name).hears = false;
+  c.KillRank(job, 0);
+  EXPECT_EQ(c.View(job).phase, RecoveryPhase::kDecide);
+  c.Advance(Milliseconds(2));
+  c.KillRank(job, 1);
+  EXPECT_EQ(c.View(job).phase, RecoveryPhase::kDecide);
+  c.Advance(Milliseconds(5));
+  EXPECT_EQ(c.View(job).phase, RecoveryPhase::kFence);
+  for (const char* name : {"s2", "s3", "s4"}) c.Wake(name);
+  c.Advance(Seconds(1));
+  ASSERT_EQ(c.State(job), JobState::kRunning);
+  EXPECT_EQ(c.Fenced(job), 2u) << "one generation for both";
+  EXPECT_EQ(Phase(c, RecoveryPhase::kDecide).duration, Milliseconds(3));
+  EXPECT_EQ(Phase(c, RecoveryPhase::kFence).start, Milliseconds(3));
+  EXPECT_EQ(Phase(c, RecoveryPhase::kFence).duration, Milliseconds(4));
+}
+
 TEST(RecoveryPoints, AnUndecidedStepWithoutProofIsDiscarded) {
   FakeCluster c;
   c.AddServers(3);
@@ -677,6 +766,29 @@ TEST(Capacity, LosingTheLastHolderWhileWaitingRaisesTheGeneration) {
   c.AddServer("s3");
   EXPECT_EQ(c.State(job), JobState::kRunning);
   EXPECT_EQ(c.Entry(job).recovery_point.step, Step(0));
+}
+
+TEST(Capacity, AServerWhoseStandbyDidNotJoinIsTriedAgainWhenThereIsNoOther) {
+  Policy policy;
+  policy.process_start_timeout = Seconds(5);
+  FakeCluster c(policy);
+  c.AddServers(2);
+  const JobUid job = c.Run(Spec("train", 2, 1));
+  c.StepTo(job, 5);
+  c.Agent("s2").probe = ProbeOutcome::kRefused;
+  c.Agent("s2").beats = false;
+  c.Disconnect("s2");
+  ASSERT_EQ(c.Places(job).size(), 1u);
+  c.StepTo(job, 6);
+  c.Agent("s2").joins = false;
+  c.Agent("s2").beats = true;
+  c.RestartAgent("s2");
+  c.Advance(Seconds(6));
+  ASSERT_GE(c.Count("notice Standby did not reach Join"), 1);
+  c.Agent("s2").joins = true;
+  c.Advance(Seconds(10));
+  c.LeaveAtBoundary(job, 7);
+  EXPECT_EQ(c.Places(job).size(), 2u);
 }
 
 TEST(Capacity, AStandbyThatKeepsDyingIsStartedWithGrowingPauses) {

@@ -1,4 +1,7 @@
 // Planned changes: drains, and a job's end while one is pending.
+#include <algorithm>
+
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "tests/unit/controller/fake_cluster.h"
@@ -44,6 +47,25 @@ TEST(Drains, ADrainIsIdempotentAndCanBeTakenBack) {
   EXPECT_TRUE(c.Drain("s1", false).status.ok());
   EXPECT_EQ(c.Server("s1").state, ServerState::kSpare);
   EXPECT_EQ(c.Drain("s9").status.code(), StatusCode::kNotFound);
+}
+
+TEST(Drains, ALateRetryOfAnOlderRequestDoesNotFlipItBack) {
+  FakeCluster c;
+  c.AddServers(1);
+  const SetDrain drain{ServerId("s1"), true}, undrain{ServerId("s1"), false};
+  c.Call(drain, "r1");
+  c.Call(undrain, "r2");
+  EXPECT_TRUE(c.Call(drain, "r1").status.ok()) << "the retry succeeds: it was done";
+  EXPECT_EQ(c.Server("s1").state, ServerState::kSpare) << "and undoes nothing that came after it";
+  // A request that found its wish fulfilled is remembered, too, and a new controller knows both.
+  c.Call(undrain, "r3");
+  c.Call(drain, "r4");
+  c.RestartController();
+  c.ConnectAll();
+  c.Call(undrain, "r3");
+  EXPECT_EQ(c.Server("s1").state, ServerState::kDraining);
+  c.Call(undrain, "r5");
+  EXPECT_EQ(c.Server("s1").state, ServerState::kSpare);
 }
 
 TEST(Drains, WithoutASpareTheJobShrinksIfItsMinimumAllows) {
@@ -152,6 +174,155 @@ TEST(Drains, VotesKeepASilentServerAliveWhileASwitchIsPending) {
 }
 
 // ---- a job's end and a pending generation
+
+// ---- beyond the wanted size
+
+struct Growing {
+  FakeCluster c;
+  JobUid job;
+  explicit Growing(int servers) {
+    c.AddServers(servers);
+    JobSpec spec = Spec("train", 2);
+    spec.servers_max = 4;
+    job = c.Run(spec);
+    c.StepTo(job, 5);
+  }
+  void Grow() {
+    c.Advance(Seconds(3));
+    c.LeaveAtBoundary(job, 6);
+    ASSERT_EQ(c.State(job), JobState::kRunning);
+    ASSERT_EQ(c.Places(job).size(), 4u);
+    c.StepTo(job, 7);
+  }
+  int Standbys() const {
+    const std::vector<RankPlace> ranks = c.View(job).ranks;
+    return static_cast<int>(std::count_if(ranks.begin(), ranks.end(), [](const RankPlace& r) { return r.rank.value < 0; }));
+  }
+};
+
+TEST(Growth, BeyondTheWantedSizeUsesWhatIsLeftAndLosesNoStep) {
+  Growing g(6);
+  EXPECT_EQ(g.c.Places(g.job).size(), 2u);
+  g.c.Advance(Seconds(3));
+  ASSERT_EQ(g.c.Count("append GenerationFenced 2 JobRegrown planned"), 1);
+  EXPECT_EQ(g.c.Count(" Fence "), 0) << "nobody is interrupted";
+  g.c.LeaveAtBoundary(g.job, 6);
+  EXPECT_EQ(g.c.Places(g.job).size(), 4u);
+  EXPECT_EQ(g.c.Entry(g.job).recovery_point, (StateId{Step(6), Generation(1)}));
+  EXPECT_EQ(g.c.ledger().recoveries.back().steps_lost, 0);
+  g.c.StepTo(g.job, 7);
+  g.c.Advance(Seconds(10));
+  EXPECT_EQ(g.Standbys(), 1) << "its standby stays, and the sixth server is nobody's";
+  EXPECT_EQ(g.c.Server("s6").ranks.size() + g.c.Server("s5").ranks.size(), 1u);
+  EXPECT_EQ(g.c.Fenced(g.job), 2u);
+}
+
+TEST(Growth, StopsAtWhatIsFreeAndGoesOnWhenAServerJoins) {
+  Growing g(4);
+  g.c.Advance(Seconds(3));
+  g.c.LeaveAtBoundary(g.job, 6);
+  EXPECT_EQ(g.c.Places(g.job).size(), 3u) << "the fourth server keeps the standby";
+  g.c.StepTo(g.job, 7);
+  g.c.AddServer("s5");
+  g.c.Advance(Seconds(3));
+  g.c.LeaveAtBoundary(g.job, 8);
+  EXPECT_EQ(g.c.Places(g.job).size(), 4u);
+  EXPECT_EQ(g.Standbys(), 1);
+}
+
+TEST(Growth, LeavesAReservedSpareAlone) {
+  FakeCluster c;
+  c.AddServers(4);
+  JobSpec spec = Spec("train", 2);
+  spec.servers_max = 4;
+  spec.spares_reserved = 1;
+  const JobUid job = c.Run(spec);
+  c.StepTo(job, 5);
+  c.Advance(Seconds(10));
+  EXPECT_EQ(c.Fenced(job), 1u);
+}
+
+TEST(Growth, WaitsUntilEveryOtherJobHasWhatItWants) {
+  FakeCluster c;
+  c.AddServers(3);
+  JobSpec other = Spec("other", 2, 1);
+  other.standbys_wanted = 0;
+  const JobUid b = c.Run(other);
+  c.StepTo(b, 1);
+  JobSpec spec = Spec("train", 1);
+  spec.servers_max = 3;
+  spec.standbys_wanted = 0;
+  spec.priority = 5;
+  const JobUid a = c.Run(spec);
+  c.StepTo(a, 1);
+  Refuse(c, c.Places(b)[1]);
+  c.StepTo(b, 2);
+  ASSERT_EQ(c.Places(b).size(), 1u);
+  c.AddServer("s4");
+  c.Advance(Seconds(3));
+  EXPECT_EQ(c.Fenced(a), 1u) << "the free server is for the job that lacks one, whatever its priority";
+  c.LeaveAtBoundary(b, 3);
+  EXPECT_EQ(c.Places(b).size(), 2u);
+  c.StepTo(b, 4);
+  c.AddServer("s5");
+  c.Advance(Seconds(3));
+  c.LeaveAtBoundary(a, 2);
+  EXPECT_EQ(c.Places(a).size(), 2u);
+}
+
+TEST(Growth, ALossTakesNoSpareForRanksBeyondTheWantedOnes) {
+  Growing g(5);
+  g.Grow();
+  const std::string lost = g.c.Places(g.job)[1];
+  Refuse(g.c, lost);
+  EXPECT_EQ(g.c.State(g.job), JobState::kRunning);
+  EXPECT_EQ(g.c.Places(g.job).size(), 3u);
+  EXPECT_EQ(g.Standbys(), 1);
+  EXPECT_EQ(g.c.ledger().recoveries.back().steps_lost, 0);
+  g.c.StepTo(g.job, 8);
+  g.c.Advance(Seconds(10));
+  EXPECT_EQ(g.c.Places(g.job).size(), 3u) << "nothing is left to grow into";
+}
+
+TEST(Growth, GivesTheExtraBackAtABoundaryWhenAnotherJobNeedsIt) {
+  Growing g(5);
+  g.Grow();
+  const uint64_t before = g.c.Fenced(g.job);
+  g.c.ClearTrace();
+  const JobUid other = g.c.Run(Spec("other", 2, 2));
+  EXPECT_EQ(g.c.State(other), JobState::kPending);
+  ASSERT_EQ(g.c.Count(fmt::format("append GenerationFenced {} JobShrunk planned", before + 1)), 1);
+  EXPECT_EQ(g.c.Count(" Fence "), 0);
+  g.c.LeaveAtBoundary(g.job, 8);
+  EXPECT_EQ(g.c.Places(g.job).size(), 2u);
+  EXPECT_EQ(g.c.Entry(g.job).recovery_point.step, Step(8));
+  const auto& recoveries = g.c.ledger().recoveries;
+  const auto shrunk = std::find_if(recoveries.begin(), recoveries.end(), [](const RecoveryRecord& r) { return r.reason == Reason::kJobShrunk; });
+  ASSERT_NE(shrunk, recoveries.end());
+  EXPECT_EQ(shrunk->steps_lost, 0);
+  EXPECT_EQ(shrunk->decision, Reason::kJobShrunk);
+  EXPECT_NE(shrunk->decision_message.find("job other lacks 2 devices"), std::string::npos) << shrunk->decision_message;
+  g.c.Advance(Seconds(1));
+  EXPECT_EQ(g.c.State(other), JobState::kRunning);
+  EXPECT_EQ(g.c.Places(other).size(), 2u);
+  EXPECT_EQ(g.Standbys(), 1) << "its own standby is no surplus";
+  g.c.StepTo(g.job, 9);
+  g.c.StepTo(other, 1);
+  g.c.Advance(Seconds(20));
+  EXPECT_EQ(g.c.Places(g.job).size(), 2u) << "nothing flaps";
+  EXPECT_EQ(g.c.Fenced(g.job), before + 1);
+}
+
+TEST(Growth, AWidthBeyondTheWantedOneIsAdopted) {
+  Growing g(5);
+  g.Grow();
+  const uint64_t fenced = g.c.Fenced(g.job);
+  g.c.RestartController();
+  g.c.ConnectAll();
+  g.c.Advance(Seconds(10));
+  EXPECT_EQ(g.c.Fenced(g.job), fenced);
+  EXPECT_EQ(g.c.Places(g.job).size(), 4u);
+}
 
 TEST(Finishing, AJobThatFinishesWhileASwitchIsPendingHasSucceeded) {
   FakeCluster c;

@@ -56,6 +56,30 @@ TEST(RecoveryPointTest, ThePageOfTheDeadIsAProof) {
   EXPECT_EQ(DecideRecoveryPoint(inputs), Id(5, 1)) << "a proof is no source";
 }
 
+TEST(RecoveryPointTest, TheListOfProofsIsBoundedAndKeepsTheOneThatDecides) {
+  const Lineage lineage = Lineage::FromLinks({{Generation(1), Step(0)}, {Generation(2), Step(5)}});
+  std::vector<StateId> proofs;
+  AddProof(proofs, {Step(9), Generation(2)}, lineage);
+  AddProof(proofs, {Step(9), Generation(2)}, lineage);
+  AddProof(proofs, {Step(0), Generation(2)}, lineage);
+  ASSERT_EQ(proofs.size(), 1u) << "one fact is one proof, and step 0 needs none";
+  // Pages that tell of steps which a later generation left behind.
+  for (int64_t step = 6; step < 2000; ++step) {
+    AddProof(proofs, {Step(step), Generation(1)}, lineage);
+    ASSERT_LE(proofs.size(), kProofsMax);
+  }
+  RecoveryInputs inputs;
+  inputs.lineage = lineage;
+  inputs.proofs = proofs;
+  EXPECT_EQ(ProvedStep(inputs), Step(9));
+  // All of them on the chain: the greatest stays.
+  for (int64_t step = 10; step < 1000; ++step) AddProof(proofs, {Step(step), Generation(2)}, lineage);
+  for (int64_t step = 1; step < 5; ++step) AddProof(proofs, {Step(step), Generation(1)}, lineage);
+  EXPECT_EQ(proofs.size(), kProofsMax);
+  inputs.proofs = proofs;
+  EXPECT_EQ(ProvedStep(inputs), Step(999));
+}
+
 TEST(RecoveryPointTest, AProofOffTheChainProvesNothing) {
   RecoveryInputs inputs = Inputs(1, {{Generation(1), Step(0)}, {Generation(2), Step(5)}});
   inputs.survivors = {Holds(0, Id(5, 1), 2)};

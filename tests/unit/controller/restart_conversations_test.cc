@@ -125,6 +125,36 @@ TEST(Adoption, AGenerationAboveTheLedgersIsGoneAbove) {
   EXPECT_EQ(c.State(job), JobState::kRunning);
 }
 
+TEST(Adoption, AnIncarnationAboveAnOldLedgersIsGoneAbove) {
+  FakeCluster c;
+  c.AddServers(1);
+  ASSERT_EQ(c.Agent("s1").incarnation, Incarnation(1));
+  c.Disconnect("s1");
+  // The ledger is a restored copy: the agent was given 7 and another nonce by the one that was lost.
+  c.Agent("s1").incarnation = Incarnation(7);
+  c.Agent("s1").nonce = 9999;
+  c.Connect("s1");
+  EXPECT_EQ(c.ledger().servers.at(ServerId("s1")).newest, Incarnation(8));
+  EXPECT_EQ(c.Server("s1").incarnation, Incarnation(8));
+  EXPECT_EQ(c.Server("s1").state, ServerState::kSpare);
+}
+
+TEST(Adoption, AServerThatOnlyTheLedgerKnowsHasNoPortToProbeAndDiesBySilence) {
+  FakeCluster c;
+  c.AddServers(3);
+  const JobUid job = c.Run(Spec("train", 2));
+  c.StepTo(job, 5);
+  c.FreezeServer("s2");
+  c.RestartController();
+  c.ConnectAll();
+  c.ClearTrace();
+  c.Advance(Seconds(12));
+  EXPECT_EQ(c.Count("s2 port probed"), 0) << "its address is not in the ledger";
+  EXPECT_EQ(c.Count("append ServerDied s2 1"), 1);
+  EXPECT_EQ(c.State(job), JobState::kRunning);
+  EXPECT_EQ(c.Places(job)[1], "s3");
+}
+
 TEST(Adoption, AnUnknownMemberProcessIsKilled) {
   FakeCluster c;
   c.AddServers(2);

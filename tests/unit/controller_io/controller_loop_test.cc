@@ -169,6 +169,26 @@ TEST_F(ControllerLoopTest, NothingLeavesBeforeTheLedgerIsDurable) {
   EXPECT_EQ(disk_->records.size(), 2u);
 }
 
+TEST_F(ControllerLoopTest, TheCoreHearsOfAFenceOnlyWhenItIsDurable) {
+  faults_->before_write = [this] { gate_.Pass(); };
+  script_ = [](const Event& event, ScriptedCore& core) -> Effects {
+    Effects effects;
+    if (std::holds_alternative<OperatorCalled>(event)) {
+      effects.push_back(core.Append(ServerDrainSet{ServerId("s01"), true, RequestId("r")}));
+      effects.push_back(core.Now(ConfirmFence{JobUid("j"), Generation(7)}));
+    } else if (const auto* fence = std::get_if<FenceBecameDurable>(&event)) {
+      effects.push_back(core.Now(CloseSession{SessionId(fence->generation.value)}));
+    }
+    return effects;
+  };
+  StartLoop();
+  ASSERT_TRUE(loop_->Post(Call(1)));
+  gate_.WaitForWriter();
+  EXPECT_TRUE(outputs_.Seen().empty());
+  gate_.Open();
+  EXPECT_EQ(outputs_.Wait(1), std::vector<std::string>{"close 7"});
+}
+
 TEST_F(ControllerLoopTest, EffectsLeaveInTheirOrderWhateverTheirSequence) {
   script_ = [](const Event& event, ScriptedCore& core) -> Effects {
     Effects effects;
