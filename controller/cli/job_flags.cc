@@ -6,6 +6,8 @@
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <string_view>
 
 #include "controller/cli/command_line.h"
 
@@ -58,6 +60,58 @@ Result<std::string> FindProgram(const std::string& program) {
     return fs::absolute(program, error).string();
   return InvalidArgument(fmt::format(
       "program '{}' is neither on the PATH nor beside everstep; give its path", program));
+}
+
+bool IsPythonScript(const std::string& program) {
+  return program.size() > 3 && program.ends_with(".py");
+}
+
+// A script that imports everstep takes part itself; any other is an opaque job.
+bool ImportsEverstep(const fs::path& script) {
+  std::ifstream file(script);
+  for (std::string line; std::getline(file, line);) {
+    const size_t start = line.find_first_not_of(" \t");
+    if (start == std::string::npos) continue;
+    for (const std::string_view word : {"import everstep", "from everstep"}) {
+      if (line.compare(start, word.size(), word) != 0) continue;
+      const size_t end = start + word.size();
+      if (end == line.size() || line[end] == '.' || line[end] == ' ' || line[end] == ',') return true;
+    }
+  }
+  return false;
+}
+
+// The program and arguments that run a Python script, as `python3 -m everstep.run` would.
+Status SetPythonScript(const std::string& script, v1::JobSpec& spec) {
+  std::error_code error;
+  const fs::path path = fs::absolute(script, error);
+  if (!fs::exists(path, error)) {
+    return InvalidArgument(
+        fmt::format("script '{}' does not exist; give an existing path", path.string()));
+  }
+  const bool joins = ImportsEverstep(path);
+  spec.set_program("python3");
+  google::protobuf::RepeatedPtrField<std::string> arguments;
+  if (!joins) {
+    *arguments.Add() = "-m";
+    *arguments.Add() = "everstep.launch";
+    spec.set_opaque(true);
+  }
+  *arguments.Add() = path.string();
+  for (const std::string& argument : spec.arguments()) *arguments.Add() = argument;
+  spec.mutable_arguments()->Swap(&arguments);
+  if (spec.name().empty()) spec.set_name(path.stem().string());
+  if (spec.working_directory().empty()) {
+    spec.set_working_directory(fs::current_path(error).string());
+  }
+  for (const char* name : {"PYTHONPATH", "OMP_NUM_THREADS", "VIRTUAL_ENV", "EVERSTEP_LIBRARY"}) {
+    const char* value = std::getenv(name);
+    if (value != nullptr && !spec.environment().contains(name)) {
+      (*spec.mutable_environment())[name] = value;
+    }
+  }
+  (*spec.mutable_environment())["PYTHONUNBUFFERED"] = "1";
+  return OkStatus();
 }
 
 Result<std::pair<std::string, std::string>> Assignment(const std::string& entry,
@@ -181,6 +235,9 @@ Result<everstep::v1::JobSpec> MakeJobSpec(const JobFlags& flags, const CLI::App*
     spec.set_program(rest.front());
     spec.clear_arguments();
     for (size_t i = 1; i < rest.size(); ++i) spec.add_arguments(rest[i]);
+    if (IsPythonScript(rest.front())) {
+      EVERSTEP_RETURN_IF_ERROR(SetPythonScript(rest.front(), spec));
+    }
   }
   // A job file may name a program that exists on the servers only; a program typed here is looked
   // up here.

@@ -43,7 +43,8 @@ def torchrun_environment() -> None:
     env["ROLE_NAME"] = "default"
     env["ROLE_RANK"], env["ROLE_WORLD_SIZE"] = env["RANK"], env["WORLD_SIZE"]
     env.setdefault("TORCHELASTIC_RUN_ID", env.get("EVERSTEP_JOB_NAME", "none"))
-    env.setdefault("TORCHELASTIC_RESTART_COUNT", "0")
+    # As torchrun counts: each time the processes are started again, whoever failed.
+    env["TORCHELASTIC_RESTART_COUNT"] = str(max(0, int(env.get("EVERSTEP_GENERATION", "1")) - 1))
     env.setdefault("TORCHELASTIC_MAX_RESTARTS", "100")
     env["TORCHELASTIC_USE_AGENT_STORE"] = "False"
     if "EVERSTEP_OUTPUT_DIR" in env:
@@ -86,10 +87,12 @@ def _connect(module: bool, script: str) -> "socket.socket | None":
             s.close()
         if template == 0:
             template = _start_template(module, script)
-        else:
+        elif template > 0:
             done, status = os.waitpid(template, os.WNOHANG)
             if done and status != 0:
                 return None
+            if done:
+                template = -1  # another launcher's template was there first
         pause.poll(10)
     return None
 

@@ -10,6 +10,7 @@ import ast
 import ctypes
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import random
@@ -68,9 +69,12 @@ def warm(module: bool, script: str) -> None:
         except BaseException:  # noqa: B036 - the script, which may expect it, will meet it again
             pass
     if "torch" in sys.modules:
-        import torch
-        import torch.distributed  # noqa: F401
-        torch.zeros(8, 8).mm(torch.zeros(8, 8))  # libraries that are loaded on first use
+        # What torch itself imports late: two seconds in the first DistributedDataParallel or optimizer step.
+        for name in ("torch._dynamo", "torch.distributed", "torch.profiler", "torch.utils.data", "torch.nn.parallel"):
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                pass
 
 
 def _receive(connection: socket.socket) -> "Optional[tuple[dict, list[int]]]":
