@@ -187,6 +187,7 @@ class ControllerCore::Impl {
   bool dirty_ = false;               // something changed that Reconcile should look at
   // A server registers anew: what died with its old incarnation counts once it is known what the new one holds.
   bool hold_losses_ = false;
+  bool hold_copies_ = false;         // the list of a hello is taken whole before anything is decided on it
   std::map<JobUid, std::vector<Loss>> losses_held_;
   bool frozen_ = false;
   Instant frozen_since_ = kNever;

@@ -133,6 +133,10 @@ void ControllerCore::Impl::Register(const AgentConnected& event) {
   Welcomed(server, hello);  // agents obey nothing before it
   AcceptSnapshots(server, hello);
   ResendTo(server);
+  hold_copies_ = false;
+  for (auto& [uid, job] : jobs_) {
+    if (job.stage == JobStage::kCollecting && job.copies_until != kNever) CheckCollected(job);
+  }
   // Only now: a recovery point that is decided on these losses counts what its store has kept.
   LoseTogether(std::exchange(losses_held_, {}));
   Note(NoticeLevel::kInfo, Reason::kRegistered, fresh ? "Server registered" : "Server reconnected", id, nullptr,
@@ -225,6 +229,7 @@ void ControllerCore::Impl::AcceptSnapshots(ServerRow& server, const AgentHello& 
   for (auto& [uid, job] : jobs_) {
     for (auto& [key, asked] : job.copies_asked) asked.tried.erase(server.inventory.server);
   }
+  hold_copies_ = true;
   for (const auto& [uid, snapshot] : hello.snapshots) {
     if (FindJob(uid) != nullptr) {
       Handle(server, SnapshotHeld{uid, snapshot});

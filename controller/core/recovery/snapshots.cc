@@ -48,7 +48,7 @@ void ControllerCore::Impl::Handle(ServerRow& server, const SnapshotHeld& fact) {
   AdvanceProtection(*job);
   AdvanceManifests(*job);
   if (job->stage == JobStage::kWaiting) dirty_ = true;
-  if (job->stage == JobStage::kCollecting && job->copies_until != kNever) CheckCollected(*job);
+  if (!hold_copies_ && job->stage == JobStage::kCollecting && job->copies_until != kNever) CheckCollected(*job);
 }
 
 void ControllerCore::Impl::Handle(ServerRow& server, const SnapshotLost& fact) {
