@@ -17,7 +17,6 @@ namespace everstep {
   X(ServeWhileApplying, "a source serves before it has rolled forward")                                             \
   X(RollForwardWithoutProof, "gradients are applied although nothing proves that their vote passed")                \
   X(IgnoreProofOfDead, "the progress page of a dead rank proves nothing")                                           \
-  X(KeepDeadCopies, "copies on a dead server stay in the table")                                                    \
   X(CommitIncomplete, "a checkpoint is committed before all of its shards are there")                               \
   X(AcceptOffChain, "a copy off the chain is taken for one on it")                                                  \
   X(PromoteTwice, "a standby that is planned for one job is given to another")                                      \

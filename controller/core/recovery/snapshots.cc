@@ -79,7 +79,6 @@ void ControllerCore::Impl::Handle(ServerRow& server, const SnapshotLost& fact) {
 }
 
 void ControllerCore::Impl::ForgetSnapshotsOf(const ServerId& server) {
-  if (Mutated(Mutation::kKeepDeadCopies)) return;
   for (auto& [uid, job] : jobs_) {
     for (auto it = job.snapshots.begin(); it != job.snapshots.end();) {
       std::erase_if(it->second, [&](const SnapshotInfo& s) { return s.server == server; });
