@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "worker/io/agent_shell.h"
+#include "worker/io/gpu_inventory.h"
 #include "worker/io/logging.h"
 #include "worker/io/root_directory.h"
 #include "worker/io/snapshot_keeper_service.h"
@@ -27,7 +28,7 @@ struct Flags {
   std::string root;
   std::string failure_domain;
   std::string host = "127.0.0.1";
-  int devices = 1;
+  int devices = 0;                   // 0: the GPUs, or one CPU slot where there are none
   std::string device_model = "cpu";
   double device_speed = 1.0;
   std::string log_level = "info";
@@ -50,8 +51,8 @@ std::string CheckFlags(const Flags& flags) {
   if (flags.controller.rfind(':') == std::string::npos) {
     return "--controller: \"" + flags.controller + "\" is not host:port";
   }
-  if (flags.devices < 1 || flags.devices > 256) {
-    return "--devices: " + std::to_string(flags.devices) + " is out of range: use 1 to 256";
+  if (flags.devices < 0 || flags.devices > 256) {
+    return "--devices: " + std::to_string(flags.devices) + " is out of range: use 1 to 256, or 0 for the GPUs";
   }
   if (!(flags.device_speed > 0)) {
     return "--device-speed: " + std::to_string(flags.device_speed) + " is out of range: use a number above 0";
@@ -68,11 +69,14 @@ ServerInventory MakeInventory(const Flags& flags) {
   inventory.cpu_count = static_cast<uint32_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
   struct sysinfo system{};
   if (sysinfo(&system) == 0) inventory.memory_bytes = uint64_t{system.totalram} * system.mem_unit;
-  for (int i = 0; i < flags.devices; ++i) {
+  if (flags.devices == 0) inventory.devices = FindGpus();
+  for (Device& device : inventory.devices) device.speed = flags.device_speed;
+  const int slots = flags.devices > 0 ? flags.devices : inventory.devices.empty() ? 1 : 0;
+  for (int i = 0; i < slots; ++i) {
     Device device;
     device.index = DeviceIndex(i);
     device.model = flags.device_model;
-    device.memory_bytes = inventory.memory_bytes / static_cast<uint64_t>(flags.devices);
+    device.memory_bytes = inventory.memory_bytes / static_cast<uint64_t>(slots);
     device.speed = flags.device_speed;
     inventory.devices.push_back(std::move(device));
   }
@@ -92,8 +96,9 @@ int Main(int argc, char** argv) {
   app.add_option("--root", flags.root, "directory of this agent's own")->required();
   app.add_option("--failure-domain", flags.failure_domain, "servers of one domain may fail together (default: the name)");
   app.add_option("--host", flags.host, "address on which this server is reached")->capture_default_str();
-  app.add_option("--devices", flags.devices, "number of CPU slots")->capture_default_str();
-  app.add_option("--device-model", flags.device_model, "model of the devices")->capture_default_str();
+  app.add_option("--devices", flags.devices, "number of CPU slots; 0: the NVIDIA GPUs, or one CPU slot where there are none")
+      ->capture_default_str();
+  app.add_option("--device-model", flags.device_model, "model of the CPU slots")->capture_default_str();
   app.add_option("--device-speed", flags.device_speed, "relative speed of one device")->capture_default_str();
   app.add_option("--log-level", flags.log_level, "debug, info, warn or error")
       ->check(CLI::IsMember({"debug", "info", "warn", "error"}))
@@ -119,6 +124,13 @@ int Main(int argc, char** argv) {
 
   auto root = OpenRoot(flags.root);
   if (!root.ok()) return Refuse(root.status().message());
+  const ProcessCgroups cgroups = ProcessCgroups::Find(root->path);
+  if (auto left = cgroups.RemoveLeftovers(Seconds(10)); !left.ok()) {
+    return Refuse("--root: " + left.status().message() + ": end it, or restart the machine");
+  } else if (*left > 0) {
+    WriteNotice({AgentNoticeLevel::kWarning, Reason::kServerRestarted, "Leftovers of an earlier agent killed",
+                 {{"processes", std::to_string(*left)}, {"cgroup", cgroups.folder()}}});
+  }
   auto leftovers = KillLeftovers(*root);
   if (!leftovers.ok()) return Refuse("--root: " + leftovers.status().message() + ": end it, or restart the machine");
   if (*leftovers > 0) {
@@ -130,6 +142,7 @@ int Main(int argc, char** argv) {
   options.controller = flags.controller;
   options.inventory = MakeInventory(flags);
   options.root = root->path;
+  options.cgroups = cgroups;
   SnapshotKeeperServiceOptions keeper;
   keeper.server = ServerId(flags.name);
   keeper.host = flags.host;
@@ -139,11 +152,12 @@ int Main(int argc, char** argv) {
   };
   std::random_device random;
   options.seed = (uint64_t{random()} << 32) | random();
+  const size_t device_count = options.inventory.devices.size();
   auto shell = AgentShell::Create(std::move(options));
   if (!shell.ok()) return Refuse(shell.status().message());
   WriteNotice({AgentNoticeLevel::kInfo, Reason::kNone, "Agent started",
                {{"server", flags.name}, {"root", root->path}, {"controller", flags.controller},
-                {"host", flags.host}, {"devices", std::to_string(flags.devices)}, {"version", EVERSTEP_VERSION}}});
+                {"host", flags.host}, {"devices", std::to_string(device_count)}, {"cgroup", cgroups.available() ? cgroups.folder() : "<none>"}, {"version", EVERSTEP_VERSION}}});
 
   std::thread signals([&] {
     for (;;) {
@@ -156,6 +170,8 @@ int Main(int argc, char** argv) {
   pthread_kill(signals.native_handle(), SIGUSR2);
   signals.join();
   if (code == kExitUsage) return Refuse((*shell)->exit_message());
+  shell->reset();
+  cgroups.Close();
   WriteNotice({AgentNoticeLevel::kInfo, Reason::kNone, "Agent stopped", {{"exitCode", std::to_string(code)}}});
   return code;
 }

@@ -64,6 +64,7 @@ Status AgentShell::Start() {
   supervisor.root = options_.root;
   supervisor.socket_path = socket_path;
   supervisor.output = options_.output;
+  supervisor.cgroups = options_.cgroups;
   if (snapshots_) {
     supervisor.on_staging = [this](const JobUid& job, ProcessId process, UniqueFd staging) {
       snapshots_->AddStaging(job, process, std::move(staging));

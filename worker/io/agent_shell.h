@@ -32,6 +32,7 @@ struct AgentShellOptions {
   AgentPolicy policy;
   uint64_t seed = 0;                 // from the OS
   OutputCaptureLimits output;
+  ProcessCgroups cgroups;
   // Makes the keeper of snapshots; empty: this server keeps none, and says so when asked to.
   std::function<Result<std::unique_ptr<SnapshotService>>(SnapshotService::Handler)> make_snapshots;
 };

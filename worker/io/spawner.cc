@@ -50,6 +50,7 @@ struct ChildPlan {
   char* const* environment = nullptr;
   const char* working_directory = nullptr;
   int input = -1, output = -1, page = -1, staging = -1, status = -1;
+  int cgroup = -1;  // its cgroup.procs; -1: none
   pid_t parent = 0;
 };
 
@@ -61,6 +62,10 @@ struct ChildPlan {
     _exit(127);
   };
   setpgid(0, 0);
+  // Before anything else runs, so that nothing it starts is ever outside. A kernel that refuses costs only the cgroup.
+  if (plan.cgroup >= 0) {
+    [[maybe_unused]] const ssize_t entered = write(plan.cgroup, "0", 1);
+  }
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail(0);
   if (getppid() != plan.parent) _exit(127);  // the agent died before the line above
   for (int signal = 1; signal < 32; ++signal) {
@@ -190,6 +195,9 @@ SpawnResult StartNow(const SpawnRequest& request) {
   plan.page = high_page.get();
   plan.staging = high_staging.get();
   plan.status = high_status.get();
+  const std::string cgroup = request.cgroups.MakeFor(request.spawn.process);
+  UniqueFd cgroup_procs(cgroup.empty() ? -1 : open(cgroup.c_str(), O_WRONLY | O_CLOEXEC));
+  plan.cgroup = cgroup_procs.get();
   plan.parent = getpid();
   // _Fork runs no handlers of libraries (gRPC registers some): the child only sets itself up and calls exec.
   const pid_t pid = _Fork();
@@ -211,6 +219,8 @@ SpawnResult StartNow(const SpawnRequest& request) {
     if (!pidfd.valid()) kill(pid, SIGKILL);
     siginfo_t info{};
     waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED);
+    const Status removed = request.cgroups.Remove(request.spawn.process, Duration(0));
+    (void)removed;  // it had nothing but the child
     switch (failure.stage) {
       case 1:
         return Failed(request, Reason::kUserError,
@@ -269,8 +279,10 @@ void Spawner::Start(SpawnRequest request, std::function<void(SpawnResult)> done)
   wake_.notify_one();
 }
 
-void Spawner::Sweep(const std::string& root, const JobUid& job, ProcessId process) {
-  auto work = [root, job, process] {
+void Spawner::Sweep(const std::string& root, const ProcessCgroups& cgroups, const JobUid& job, ProcessId process) {
+  auto work = [root, cgroups, job, process] {
+    const Status removed = cgroups.Remove(process, Seconds(2));
+    (void)removed;  // as below
     const auto killed = KillMarkedProcesses(
         {RootMark(root), "EVERSTEP_PROCESS_ID=" + std::to_string(process.value)}, Seconds(2));
     (void)killed;  // one that survives shows up in the next sweep, and at the agent's next start

@@ -19,6 +19,7 @@
 #include "proto/base/status.h"
 #include "proto/model/commands.h"
 #include "worker/io/event_loop.h"
+#include "worker/io/process_cgroup.h"
 #include "worker/io/unique_fd.h"
 
 namespace everstep {
@@ -29,6 +30,7 @@ struct SpawnRequest {
   std::string server;                // for messages
   std::string root;                  // absolute
   std::string socket_path;
+  ProcessCgroups cgroups;            // the process enters its own before it runs the program
   int page_fd = -1;                  // stay open until the result
   int staging_fd = -1;
 };
@@ -62,7 +64,7 @@ class Spawner {
   // `done` runs on the loop, once; at most AgentPolicy::processes_max are under way.
   void Start(SpawnRequest request, std::function<void(SpawnResult)> done);
   // Kills what the (reaped) process left behind, and removes its empty directories. Precedes any later Start.
-  void Sweep(const std::string& root, const JobUid& job, ProcessId process);
+  void Sweep(const std::string& root, const ProcessCgroups& cgroups, const JobUid& job, ProcessId process);
 
  private:
   void Run();

@@ -65,6 +65,7 @@ void Supervisor::Perform(const StartProcess& effect) {
   request.server = options_.server;
   request.root = options_.root;
   request.socket_path = options_.socket_path;
+  request.cgroups = options_.cgroups;
   request.page_fd = page->fd();
   request.staging_fd = staging->get();
   entries_.insert_or_assign(
@@ -99,6 +100,7 @@ void Supervisor::OnExit(ProcessId process) {
   Entry& entry = it->second;
   // The zombie still owns its number, so this can't hit a stranger's group.
   kill(-entry.pid, SIGKILL);
+  options_.cgroups.Kill(process);
   siginfo_t info{};
   int waited = 0;
   do {
@@ -117,7 +119,7 @@ void Supervisor::OnExit(ProcessId process) {
     exited.signal = info.si_status;
   }
   exited.progress = entry.page.Read(/*writer_gone=*/true);
-  spawner_->Sweep(options_.root, entry.job, process);
+  spawner_->Sweep(options_.root, options_.cgroups, entry.job, process);
 
   // The last lines come from the capture thread; a disk that hangs must not delay the news of a death.
   struct Pending {
@@ -144,6 +146,7 @@ void Supervisor::Perform(const SignalProcess& effect) {
   if (getpgid(it->second.pid) != it->second.pid) {  // it moved to another group
     syscall(SYS_pidfd_send_signal, it->second.pidfd.get(), effect.signal, nullptr, 0);
   }
+  if (effect.signal == SIGKILL) options_.cgroups.Kill(effect.process);
   // A stopped process acts on SIGTERM only when it goes on.
   if (effect.signal == SIGTERM) kill(-it->second.pid, SIGCONT);
 }
@@ -178,7 +181,9 @@ size_t Supervisor::alive_count() const {
 
 void Supervisor::KillAllNow() {
   for (const auto& [id, entry] : entries_) {
-    if (entry.pid != 0) kill(-entry.pid, SIGKILL);
+    if (entry.pid == 0) continue;
+    kill(-entry.pid, SIGKILL);
+    options_.cgroups.Kill(id);
   }
 }
 

@@ -28,6 +28,7 @@ struct SupervisorOptions {
   std::string server;
   std::string root;                           // absolute, exists
   std::string socket_path;
+  ProcessCgroups cgroups;                     // none: process groups and marks in the environment must do
   OutputCaptureLimits output;
   // Is given a duplicate of each process's staging memory, before the process starts. May be empty.
   std::function<void(const JobUid&, ProcessId, UniqueFd)> on_staging;

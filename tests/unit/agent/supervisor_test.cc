@@ -61,6 +61,7 @@ class SupervisorTest : public ::testing::Test {
     options.root = root_;
     options.socket_path = root_ + "/agent.sock";
     options.output = limits;
+    options.cgroups = cgroups_;
     options.last_lines_wait = kPatience;  // a loaded machine must not cost a test its lines
     auto created = Supervisor::Create(
         *loop_, options, [this](AgentEvent event) { events_.push_back(std::move(event)); }, [] {});
@@ -105,6 +106,7 @@ class SupervisorTest : public ::testing::Test {
   const std::string root_;
   std::unique_ptr<EventLoop> loop_;
   std::vector<AgentEvent> events_;
+  ProcessCgroups cgroups_;
   std::unique_ptr<Supervisor> supervisor_;
 };
 
@@ -263,6 +265,22 @@ TEST_F(SupervisorTest, KillsGrandchildrenThatMovedToAnotherSession) {
   ASSERT_EQ(exited->last_lines.size(), 1u);
   const int grandchild = std::stoi(exited->last_lines[0]);
   EXPECT_TRUE(DiesSoon(grandchild));
+}
+
+TEST_F(SupervisorTest, KillsAGrandchildThatWipedItsEnvironmentAndLeftItsGroup) {
+  cgroups_ = ProcessCgroups::Find(root_);
+  if (!cgroups_.available()) GTEST_SKIP() << "this machine has no writable cgroup v2 hierarchy";
+  Create();
+  supervisor_->Perform(Shell(1, "setsid env -i /bin/sh -c 'echo $$; exec sleep 1000' & exec sleep 1000"));
+  ASSERT_TRUE(RunUntil([this] { return Find<LinesCaptured>(1).has_value(); }));
+  const int grandchild = std::stoi(Find<LinesCaptured>(1)->lines[0]);
+  EXPECT_TRUE(FindMarkedProcesses({"EVERSTEP_PROCESS_ID=1", RootMark(root_)}).size() == 1) << "only the rank has a mark";
+  supervisor_->Perform(SignalProcess{ProcessId(1), SIGKILL});
+  EXPECT_TRUE(DiesSoon(grandchild));
+  ASSERT_TRUE(RunUntil([this] { return Find<ProcessExitedObserved>(1).has_value(); }));
+  supervisor_.reset();  // the sweep is done
+  EXPECT_FALSE(std::filesystem::exists(cgroups_.folder() + "/rank-1"));
+  cgroups_.Close();
 }
 
 TEST_F(SupervisorTest, SignalsTheWholeGroup) {
