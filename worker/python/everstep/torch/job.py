@@ -134,7 +134,10 @@ class Job:
         known = {id(p) for p in trained}
         for o in self._optimizers.values():
             trained += [p for g in o.param_groups for p in g["params"] if p.requires_grad and id(p) not in known]
-        self._sharded = any(hasattr(p, "to_local") for p in trained)
+        sharded = next((name for name, p in self._named.items() if hasattr(p, "to_local")), None)
+        if sharded is not None:
+            raise UsageError(f"{sharded} is sharded over ranks (fully_shard, DTensor). Job keeps whole replicas, which a lost rank can be "
+                             "copied from; run a sharded program unchanged, with `everstep run`, on its own checkpoints")
         for name, o in self._optimizers.items():
             program_state.materialize(o)
 
@@ -142,16 +145,14 @@ class Job:
         atexit.register(self.session.close)
         try:
             self._exact_wanted = exact
-            self._sum: Union[FlatSum, ExactSum, None] = None
+            self._sum: Union[FlatSum, ExactSum]
             if exact:
-                if self._sharded:
-                    raise UsageError("exact reduction works on whole gradients; this model's are sharded")
                 if not micro_batches and not self.session.is_static:
                     micro_batches = int(os.environ.get("EVERSTEP_MICRO_BATCHES") or 0)
                 if not micro_batches:
                     raise UsageError("exact reduction needs the size of the global batch: Job(micro_batches=N)")
                 self._sum = ExactSum(trained, micro_batches)
-            elif not self._sharded:
+            else:
                 self._sum = FlatSum(trained)
             for ddp in self._ddp:
                 self._hook(ddp)
@@ -523,9 +524,9 @@ class Job:
         first, last, (samples, total) = self._micro
         if isinstance(self._sum, ExactSum):
             self._sum.add(samples * self._micro_batches / total, first)
-        elif self._sum is not None and not (self._ddp and last):
+        elif not (self._ddp and last):
             self._sum.add(samples / total, first)
-        if last and self._sum is not None and not self._rehearsing and not (self._ddp and isinstance(self._sum, FlatSum)):
+        if last and not self._rehearsing and not (self._ddp and isinstance(self._sum, FlatSum)):
             self._sum.reduce(self.session.dp_group())
         self._reduced = True
 
