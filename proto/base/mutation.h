@@ -12,7 +12,6 @@ namespace everstep {
   X(AnswerBeforeAbort, "Collect is answered before the abort is confirmed")                                         \
   X(ForgetUndecided, "the undecided step is left out of the report")                                                \
   X(AcceptStaleGeneration, "a rank accepts an assignment below what it promised")                                   \
-  X(ApplyAfterFence, "a vote that passed is applied although a fence came first")                                   \
   X(TornIsValid, "memory counts as valid while a step is applied to it")                                            \
   X(ServeWhileApplying, "a source serves before it has rolled forward")                                             \
   X(RollForwardWithoutProof, "gradients are applied although nothing proves that their vote passed")                \
@@ -22,7 +21,6 @@ namespace everstep {
   X(PromoteTwice, "a standby that is planned for one job is given to another")                                      \
   X(PlanOnDraining, "a draining server takes newcomers")                                                            \
   X(AmendAfterAssign, "a loss after Assign changes the plan of the same generation")                                \
-  X(AmendWithoutSource, "a plan is amended although a shard has lost its last source")                              \
   X(AdoptUnfinished, "a new leader goes on with an unfinished recovery of the old one")                             \
   X(ReuseGeneration, "a recovery starts without a new generation")                                                  \
   X(KeepIncarnation, "a restarted agent keeps the incarnation of the one before")                                   \

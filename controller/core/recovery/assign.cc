@@ -103,7 +103,7 @@ void ControllerCore::Impl::MakeAssignment(JobRow& job) {
       process->member = false;
       process->planned = false;
       process->rank = Rank(-1);
-      if (Draining(process->server) || process->excluded) Kill(*process, entry.spec.termination_grace);
+      if (Draining(process->server) || (process->excluded && !Mutated(Mutation::kKeepExcluded))) Kill(*process, entry.spec.termination_grace);
     }
   }
   job.expected.clear();

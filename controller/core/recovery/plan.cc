@@ -16,7 +16,6 @@ constexpr Duration kContention = Milliseconds(500);  // before the idle standby 
 }  // namespace
 
 bool ControllerCore::Impl::EveryShardHasSource(JobRow& job) {
-  if (Mutated(Mutation::kAmendWithoutSource)) return true;
   const JobEntry& entry = Entry(job);
   RecoveryInputs inputs = job.inputs;
   std::erase_if(inputs.survivors, [&](const SurvivorReport& s) {
@@ -293,6 +292,7 @@ void ControllerCore::Impl::SpawnPlanned(JobRow& job, ProcessRow& process) {
   // A device is not used again before its process is reaped.
   for (ProcessId id : server_processes_[process.server]) {
     const ProcessRow& other = processes_.at(id);
+    if (Mutated(Mutation::kPromoteTwice) || Mutated(Mutation::kReuseDeviceEarly)) break;
     if (other.id != process.id && !other.exited && other.device == process.device && (other.started || other.spawn_sent)) {
       return;
     }

@@ -114,7 +114,12 @@ void SessionCore::AnswerIfFree(Effects& out) {
   // 1. A call still inside the mesh could cast a vote or write to a buffer. 2. Work in flight writes to memory.
   // 3. Apply is never interrupted, and memory is torn while it runs.
   const bool inside = !planned_ && mesh_ != Mesh::kNone && !Mutated(Mutation::kSkipFence) && !Mutated(Mutation::kAnswerBeforeAbort);
-  if (inside || work_in_flight_ || (progress_.phase == RankPhase::kApplying && !Mutated(Mutation::kTornIsValid))) return;
+  if (inside || work_in_flight_ || progress_.phase == RankPhase::kApplying) {
+    if (Mutated(Mutation::kTornIsValid) && !inside && !work_in_flight_ && progress_.memory_valid) {
+      out.emplace_back(SendToAgent{CollectAnswer{promised_, {true, progress_.applied, gradients_}, false}});
+    }
+    return;
+  }
   answer_due_ = false;
   answered_ = true;
   assignment_.reset();
@@ -524,7 +529,7 @@ void SessionCore::On(const VoteStarted& event, Instant, Effects& out) {
 void SessionCore::On(const VotePassed& event, Instant now, Effects& out) {
   // A fence that came first wins, though every vote arrived: this rank may have told the controller already that it
   // did not apply. Its gradients are held, and whoever applied is the proof for rolling forward.
-  Status status = Mutated(Mutation::kApplyAfterFence) ? OkStatus() : Refusal();
+  Status status = Refusal();
   if (!status.ok()) {
     Answer(out, std::move(status));
     return;
