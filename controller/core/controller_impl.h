@@ -109,6 +109,7 @@ class ControllerCore::Impl {
   void CheckReady(JobRow& job);
   void DistrustMemory(JobRow& job, const std::string& evidence);
   void CloseRecovery(JobRow& job, const std::string& outcome);
+  void NoteCommitted(JobRow& job, everstep::Step step);
   void EnterPhase(JobRow& job, RecoveryPhase phase);
   void OnStageDeadline(JobRow& job);
   void EndJob(JobRow& job, JobState outcome, Reason reason, int32_t exit_code, const std::string& message);

@@ -116,7 +116,8 @@ struct JobRow {
   Instant complaint_at = kNever;     // when it came
   Instant submitted_at{};
   Instant regrow_at = kNever;
-  Instant standby_at{};              // not before: back-off after a failed start
+  Instant standby_at{};              // not before: back-off after a failed start, or until the job steps again
+  std::optional<Step> standby_after; // a recovery resumed here: a starting standby must not slow its first step
   int32_t standby_failures = 0;
   std::set<ServerId> banned;         // has not got this program; until its agent is a new one
   std::set<ServerId> avoided;        // failed this recovery; taken again rather than waiting for capacity

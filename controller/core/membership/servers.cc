@@ -205,7 +205,7 @@ void ControllerCore::Impl::AcceptReports(ServerRow& server, const AgentHello& he
            {{"ledgerGeneration", std::to_string(Entry(*job).fenced.value)},
             {"reportedGeneration", std::to_string(highest.value)}});
     }
-    if (status.progress.vote_passed > job->committed) job->committed = status.progress.vote_passed;
+    NoteCommitted(*job, status.progress.vote_passed);
   }
   for (ProcessId id : server_processes_[server.inventory.server]) {
     ProcessRow& process = processes_.at(id);
@@ -333,7 +333,7 @@ void ControllerCore::Impl::OnHeartbeat(const Heartbeat& heartbeat) {
     progress.vote_passed = vote.step;
     JobRow* job = FindJob(process->job);
     if (job == nullptr || vote.generation != Entry(*job).resumed) continue;
-    if (vote.step > job->committed) job->committed = vote.step;
+    NoteCommitted(*job, vote.step);
     job->vote_at = now_.instant;
   }
 }

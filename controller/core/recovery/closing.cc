@@ -8,6 +8,11 @@
 #include "proto/model/names.h"
 
 namespace everstep {
+namespace {
+
+constexpr Duration kStandbyWaitMax = Seconds(5);  // of a job whose step takes longer
+
+}  // namespace
 
 void ControllerCore::Impl::CloseRecovery(JobRow& job, const std::string& outcome) {
   EnterPhase(job, RecoveryPhase::kNone);
@@ -55,8 +60,24 @@ void ControllerCore::Impl::CloseRecovery(JobRow& job, const std::string& outcome
         {"step", std::to_string(record.recovery_point.step.value)},
         {"stepsLost", std::to_string(record.steps_lost)},
         {"milliseconds", fmt::format("{:.1f}", ToMilliseconds(total))}});
+  const bool again = record.from.value > 0;  // not the job's start
   Append(RecoveryEnded{std::move(record)});
   job.open.reset();
+  if (resumed && again && !entry.spec.opaque) {
+    job.standby_after = job.committed;
+    job.standby_at = now_.instant + kStandbyWaitMax;
+  }
+}
+
+// A starting standby loads its program and data, on a rank's server perhaps, while all ranks compute the interrupted step
+// again: it is started when that step is through.
+void ControllerCore::Impl::NoteCommitted(JobRow& job, everstep::Step step) {
+  if (step <= job.committed) return;
+  job.committed = step;
+  if (!job.standby_after || step <= *job.standby_after) return;
+  job.standby_after.reset();
+  job.standby_at = Instant{};
+  dirty_ = true;
 }
 
 // ---- deadlines

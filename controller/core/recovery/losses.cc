@@ -146,6 +146,7 @@ void ControllerCore::Impl::LoseProcesses(JobRow& job, std::vector<Loss> losses) 
     if (first == nullptr && (role || expected || process.planned)) first = &loss;
     if (!process.member && !process.kill_sent) {
       ++job.standby_failures;
+      job.standby_after.reset();
       const int shift = std::min(job.standby_failures, 6);
       job.standby_at = now_.instant + (job.standby_failures > 1 ? Milliseconds(250) * (1 << shift) : Duration(0));
     }
