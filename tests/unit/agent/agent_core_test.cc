@@ -293,7 +293,7 @@ TEST_F(AgentCoreTest, ComesBackWithAFreshNonceAfterItsIncarnationIsRefused) {
   Advance(Policy().refused_pause);
   ASSERT_EQ(All<OpenControllerLink>().size(), 1u);
   LinkUp();
-  const AgentHello& hello = All<SayHello>()[0].hello;
+  const AgentHello hello = All<SayHello>()[0].hello;
   EXPECT_NE(hello.start_nonce, nonce);
   EXPECT_EQ(hello.incarnation, Incarnation(0));
   EXPECT_TRUE(hello.processes.empty());

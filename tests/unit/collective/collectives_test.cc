@@ -259,7 +259,7 @@ TEST_P(Collectives, AllGatherCollectsEqualAndUnevenBlocksInRankOrder) {
       const std::byte* at = output.data();
       for (size_t from = 0; from < ranks(); ++from) {
         const Bytes expected = Input(type, from, counts[from]);
-        ASSERT_EQ(std::memcmp(at, expected.data(), expected.size()), 0);
+        ASSERT_TRUE(std::equal(expected.begin(), expected.end(), at));
         at += expected.size();
       }
     }
@@ -300,7 +300,7 @@ TEST_P(Collectives, GatherAndScatterMoveUnevenBlocksFromAndToEveryRoot) {
         const std::byte* at = all.data();
         for (size_t from = 0; from < ranks(); ++from) {
           const Bytes expected = Input(DataType::kI32, from, counts[from]);
-          ASSERT_EQ(std::memcmp(at, expected.data(), expected.size()), 0);
+          ASSERT_TRUE(std::equal(expected.begin(), expected.end(), at));
           at += expected.size();
         }
       }
