@@ -70,7 +70,10 @@ Effects ControllerCore::Impl::Step(const Event& event, Now now) {
     void operator()(const OperatorCalled& e) { impl.OnOperator(e); }
     void operator()(const FenceBecameDurable& e) { impl.OnFenceDurable(e); }
     void operator()(const LoopLagged& e) {
-      for (auto& [id, server] : impl.servers_) server.liveness.OnLoopLag(e.lag);
+      for (auto& [id, server] : impl.servers_) {
+        server.liveness.OnLoopLag(e.lag);
+        if (server.silent_since != kNever) server.silent_since += e.lag;  // the hold is not spent asleep
+      }
     }
     void operator()(const TimeAdvanced&) {}
   };

@@ -71,6 +71,7 @@ struct ServerRow {
   uint64_t probe_nonce = 0;
   bool silent_held = false;          // silent, but held back by the mass-silence brake
   Instant silent_since = kNever;
+  Instant claimed_at = kNever;       // another agent process asked for its name while its stream seemed to stand
   Instant evidence_at = kNever;      // the first sign that it may be gone: its stream broke, a peer complained
 };
 

@@ -242,7 +242,9 @@ void ControllerCore::Impl::Handle(ServerRow& server, const ProcessFailed& fact) 
     }
   }
   if (job->complaint_deadline == kNever) {
-    job->complaint_deadline = now_.instant + policy_.probe_timeout;
+    // A link that stays broken must not use up the retries in a second: each time it is given longer.
+    const Duration patience = std::max(policy_.probe_timeout, policy_.lease / 4) * (1 << std::min(job->retries, 5));
+    job->complaint_deadline = now_.instant + (job->retries == 0 ? policy_.probe_timeout : patience);
     job->complaint = evidence;
     job->complaint_at = now_.instant;
   }

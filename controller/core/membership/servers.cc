@@ -71,6 +71,14 @@ void ControllerCore::Impl::OnAgentConnected(const AgentConnected& event) {
                                      hello.incarnation.value, id.value));
   }
   if (known != nullptr && !known->dead && known->session && hello.start_nonce != known->start_nonce) {
+    // After a power failure a host may be back before its old stream is known to be gone. Whoever has the name is asked;
+    // only when it has answered is the name taken for good. Otherwise its lease ends, and the next try succeeds.
+    if (known->claimed_at == kNever || known->liveness.heard() <= known->claimed_at) {
+      if (known->claimed_at == kNever) known->claimed_at = now_.instant;
+      StartProbing(*known);
+      return refuse(false, fmt::format("name: {} is that of an agent that may be gone, which is being asked; try again",
+                                       id.value));
+    }
     return refuse(true, fmt::format("name: {} is taken by a connected agent at {}; give each agent its own --name",
                                     id.value, known->inventory.root_directory));
   }
@@ -123,6 +131,7 @@ void ControllerCore::Impl::Register(const AgentConnected& event) {
   server.late = false;
   server.silent_held = false;
   server.silent_since = kNever;
+  server.claimed_at = kNever;
   server.evidence_at = kNever;
   server.reason = fresh ? Reason::kRegistered : Reason::kHealthy;
   server.liveness.OnStreamConnected(now_.instant);
