@@ -49,6 +49,7 @@ class CommandLine {
 };
 
 void AddLocalCommands(CommandLine& line);
+void AddPlanCommands(CommandLine& line);    // plan
 void AddReadCommands(CommandLine& line);    // get, describe, explain, logs
 void AddJobCommands(CommandLine& line);     // run, submit, wait, cancel
 void AddServerCommands(CommandLine& line);  // drain, undrain

@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
   CommandLine line;
   AddJobCommands(line);
   AddLocalCommands(line);
+  AddPlanCommands(line);
   AddReadCommands(line);
   AddServerCommands(line);
   AddToolCommands(line);

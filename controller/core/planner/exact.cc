@@ -86,6 +86,9 @@ BucketPlan GradientBuckets(const std::vector<double>& bytes, const std::vector<d
         finish[i] = end;
         from[i] = j;
       }
+      // Finishes never fall from one gradient to the next: a bucket that waits for its gradient only does not begin
+      // earlier when it grows.
+      if (finish[j] <= ready[i - 1]) break;
     }
   }
   BucketPlan plan;
@@ -211,6 +214,60 @@ ChainPlan PartitionAndPlace(const std::vector<ChainLayer>& layers, const std::ve
     last = cell.previous;
   }
   return plan;
+}
+
+std::vector<int32_t> CutForTemplate(const std::vector<double>& work, int32_t stages, int64_t micro_batches) {
+  const auto count = static_cast<int32_t>(work.size());
+  if (stages < 1 || stages > count) return {};
+  std::vector<double> sum(work.size() + 1, 0);
+  for (size_t i = 0; i < work.size(); ++i) sum[i + 1] = sum[i] + work[i];
+  const auto run = [&](int32_t begin, int32_t end) { return sum[static_cast<size_t>(end)] - sum[static_cast<size_t>(begin)]; };
+  // Fewest runs of [begin, end) that stay within `limit` (below it, when strict); count + 1: none.
+  const auto fewest = [&](int32_t begin, int32_t end, double limit, bool strict) {
+    int32_t runs = 0;
+    for (int32_t at = begin; at < end; ++runs) {
+      int32_t next = at;
+      while (next < end && (strict ? run(at, next + 1) < limit : run(at, next + 1) <= limit)) ++next;
+      if (next == at) return count + 1;
+      at = next;
+    }
+    return runs;
+  };
+  double best = kInfinite;
+  int32_t best_begin = 0, best_end = 0, best_before = 0;
+  for (int32_t begin = 0; begin < count; ++begin) {
+    for (int32_t end = begin + 1; end <= count; ++end) {
+      const double slowest = run(begin, end);
+      const int32_t least_before = fewest(0, begin, slowest, false);
+      const int32_t least_after = fewest(end, count, slowest, true);
+      if (least_before > begin || least_after > count - end) continue;
+      // As many stages behind it as there can be, so that few are before it.
+      const int32_t before = std::max(least_before, stages - 1 - (count - end));
+      if (before > begin || before + 1 + least_after > stages) continue;
+      const double cost = sum.back() + static_cast<double>(micro_batches - stages + before - 1) * slowest + run(begin, count);
+      if (cost >= best) continue;
+      best = cost;
+      best_begin = begin;
+      best_end = end;
+      best_before = before;
+    }
+  }
+  if (best == kInfinite) return {};
+  // Fill each side greedily, leaving a layer for every stage that still follows.
+  std::vector<int32_t> bounds = {0};
+  const auto fill = [&](int32_t begin, int32_t end, int32_t runs, bool strict) {
+    const double limit = run(best_begin, best_end);
+    for (int32_t at = begin, left = runs; left > 0; --left) {
+      int32_t next = at + 1;
+      while (next < end - (left - 1) && (strict ? run(at, next + 1) < limit : run(at, next + 1) <= limit)) ++next;
+      bounds.push_back(next);
+      at = next;
+    }
+  };
+  fill(0, best_begin, best_before, false);
+  bounds.push_back(best_end);
+  fill(best_end, count, stages - 1 - best_before, true);
+  return bounds;
 }
 
 namespace {

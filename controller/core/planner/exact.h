@@ -103,6 +103,10 @@ std::vector<int32_t> CutChain(int32_t layers, int32_t stages, const Run& run, co
   return bounds;
 }
 
+// The cut of a chain into `stages` runs with the least cost of a pipeline template (TemplateCost, schedule.h). Exact: each
+// run is tried as the rightmost slowest one, with as few stages before it as possible. O(L^3). Empty: stages > layers.
+std::vector<int32_t> CutForTemplate(const std::vector<double>& work, int32_t stages, int64_t micro_batches);
+
 // Nodes in an order in which strong links are neighbours: the graph is cut in two at its weakest cut, again and again.
 // REQUIRES: a square, symmetric matrix of bandwidths.
 std::vector<int32_t> DeviceOrder(const std::vector<std::vector<double>>& bandwidth);

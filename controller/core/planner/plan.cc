@@ -1,6 +1,7 @@
 #include "controller/core/planner/plan.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <map>
 #include <set>
@@ -9,14 +10,19 @@
 #include <fmt/format.h>
 
 #include "controller/core/planner/exact.h"
+#include "proto/base/prng.h"
 
 namespace everstep::planner {
 namespace {
 
 constexpr double kSpreadPenalty = 1.02;
 constexpr size_t kSmallSlots = 16;      // up to here every width and every prefix of the devices is tried
-constexpr size_t kRefineSlots = 64;     // up to here exchanges of devices are tried
+constexpr size_t kRefineSlots = 32;     // up to here exchanges of devices are tried
+constexpr size_t kTinySlots = 8;        // up to here from more starts
+constexpr size_t kStartsTiny = 8, kStartsSmall = 3;
 constexpr int32_t kRefineRounds = 24;
+constexpr double kWorthRefining = 1.05, kWorthRefiningSmall = 2;
+constexpr double kExactChainWork = 3e6; // cells of the exact placement of one pipeline
 constexpr size_t kAlternatives = 3;
 constexpr size_t kMicroBatchesMax = 6;
 constexpr size_t kCutsMax = 8;
@@ -57,6 +63,7 @@ class Search {
         plan_.complete = false;
         break;
       }
+      best_score_ = best != nullptr && best->found ? best->score : kInfinite;
       Tried tried = Try(combo);
       Tried& known = shapes[{combo.dp, combo.tp, combo.pp}];
       const bool first = known.combo.slots == 0;
@@ -323,21 +330,52 @@ class Search {
     tried.combo = combo;
     if (MemoryHopeless(combo)) return tried;
     std::vector<Layout> layouts = Layouts(combo);
-    const bool exact = layouts[0].slots.size() <= kRefineSlots;
+    const size_t count = layouts[0].slots.size();
+    const bool exact = count <= kRefineSlots;
     for (Layout& layout : layouts) {
       CutLayers(model_, &layout);
-      work_ += static_cast<int64_t>(layout.slots.size()) * 8 +
-               static_cast<int64_t>(model_.layer_count()) * model_.layer_count() * 4;
-      if (layout.bounds.empty()) continue;
-      Consider(layout, exact, &tried);
+      work_ += static_cast<int64_t>(count) * 8 + static_cast<int64_t>(model_.layer_count()) * model_.layer_count() * 4;
+      if (!layout.bounds.empty()) Consider(layout, exact, &tried);
     }
-    if (exact && tried.found && layouts[0].slots.size() > 1) Refine(&tried);
+    if (count > 1 && combo.dp == 1) ExactChain(&tried);
+    if (!tried.found && count <= kSmallSlots) Repair(layouts[0], &tried);
+    // Only what could still win is worth refining.
+    const bool small = OfWidth(combo.tp).slots.size() <= kSmallSlots;
+    const double worth = small ? kWorthRefiningSmall : kWorthRefining;
+    if (!exact || count < 2 || !tried.found || tried.score >= best_score_ * worth) return tried;
+    Refine(&tried);
+    if (small && Uneven(OfWidth(combo.tp).slots)) RefineFromMoreStarts(layouts, &tried);
     return tried;
+  }
+
+  // An exchange of two devices can be a step down on the way to the best: other starts, the same for the same input.
+  void RefineFromMoreStarts(const std::vector<Layout>& layouts, Tried* tried) {
+    const std::vector<Slot>& all = OfWidth(tried->combo.tp).slots;
+    const Combo& combo = tried->combo;
+    Prng prng(static_cast<uint64_t>(combo.tp * 1'000'003 + combo.pp * 10'007 + combo.dp * 101 + combo.micro_batch));
+    std::vector<Layout> starts = layouts;
+    for (size_t k = all.size() <= kTinySlots ? kStartsTiny : kStartsSmall; k > 0; --k) {
+      std::vector<Slot> slots = all;
+      for (size_t i = slots.size(); i > 1; --i) std::swap(slots[i - 1], slots[prng.UpTo(i - 1)]);
+      Layout layout = Shape(combo);
+      layout.slots.assign(slots.begin(), slots.begin() + static_cast<std::ptrdiff_t>(layouts[0].slots.size()));
+      CutLayers(model_, &layout);
+      starts.push_back(std::move(layout));
+    }
+    for (const Layout& layout : starts) {
+      if (layout.bounds.empty() || work_ > limits_.work_budget) continue;
+      Tried other;
+      other.combo = combo;
+      if (!Consider(layout, true, &other)) continue;
+      Refine(&other);
+      if (other.score < tried->score * (1 - 1e-12)) *tried = std::move(other);
+    }
   }
 
   bool Consider(const Layout& layout, bool exact, Tried* tried) {
     ++plan_.layouts_tried;
-    work_ += static_cast<int64_t>(layout.slots.size()) * 8;
+    const int64_t layers = model_.layer_count();
+    work_ += static_cast<int64_t>(layout.slots.size()) * 8 + layers * 16 + layers * layers / layout.pipeline_stages / 2;
     Evaluation evaluation = model_.Evaluate(layout, exact);
     if (evaluation.verdict != Verdict::kFits || !Allowed(layout, evaluation)) return false;
     const double score = Score(model_, evaluation);
@@ -447,9 +485,7 @@ class Search {
   // Small clusters: exchanges of two devices, of a device with an idle one, and moves of a boundary, while they help.
   void Refine(Tried* tried) {
     const Width& width = OfWidth(tried->combo.tp);
-    if (model_.job().transformer.layers == 0 && tried->combo.dp == 1) SeedExactChain(tried);
-    const bool exchange = width.slots.size() <= kRefineSlots && (Uneven(width.slots) || model_.has_link_overrides() ||
-                                                                 model_.servers().size() > 1);
+    const bool exchange = width.slots.size() <= kRefineSlots && (Uneven(width.slots) || model_.has_link_overrides());
     for (int32_t round = 0; round < kRefineRounds && work_ <= limits_.work_budget; ++round) {
       const double before = tried->score;
       if (exchange) Exchange(width, tried);
@@ -499,63 +535,154 @@ class Search {
     }
   }
 
-  // One pipeline of a few servers: the exact placement as another start.
-  void SeedExactChain(Tried* tried) {
+  // One pipeline of a few devices: every ordered choice of them and every cut, by the greatest time of a stage or a
+  // transfer, within memory. Dynamic programming over subsets; a stage's number is the size of the subset before it.
+  void ExactChain(Tried* tried) {
     const Width& width = OfWidth(tried->combo.tp);
-    if (width.slots.size() > kPlacementDevicesMax || tried->combo.pp < 2 || model_.layer_count() > 32) return;
-    std::vector<ChainLayer> layers;
-    for (int32_t i = 0; i < model_.layer_count(); ++i) {
-      const LayerCost& l = model_.layers()[static_cast<size_t>(i)];
-      layers.push_back({l.forward + l.backward, 0, l.output_bytes});
-    }
-    std::vector<ChainDevice> devices;
-    std::vector<std::vector<double>> links(width.slots.size(), std::vector<double>(width.slots.size(), 1));
-    const double samples = tried->combo.micro_batch;
-    for (size_t a = 0; a < width.slots.size(); ++a) {
-      const auto& c = model_.servers()[static_cast<size_t>(width.slots[a].server)];
-      devices.push_back({c.rate / samples, kInfinite});
-      for (size_t b = 0; b < width.slots.size(); ++b) {
-        if (a == b) continue;
-        const int32_t x = width.slots[a].server, y = width.slots[b].server;
-        links[a][b] = (x == y ? c.link_bandwidth : model_.Link(x, y).bandwidth / c.devices) / samples;
+    const size_t count = width.slots.size(), layers = static_cast<size_t>(model_.layer_count());
+    const auto stages = static_cast<size_t>(tried->combo.pp);
+    if (count > kPlacementDevicesMax) return;
+    const size_t masks = size_t{1} << count;
+    const double cells_work = static_cast<double>(masks * count * count * layers * layers) / 2;
+    if (cells_work > kExactChainWork) return;
+    work_ += static_cast<int64_t>(cells_work) / 4;
+    Layout layout = Shape(tried->combo);
+    const int64_t total = model_.job().global_batch / layout.micro_batch;
+    const auto run_at = [&](size_t begin, size_t end) { return begin * (layers + 1) + end; };
+    std::vector<std::vector<double>> times(count, std::vector<double>((layers + 1) * (layers + 1), 0));
+    std::vector<std::vector<double>> memory(stages, times[0]);
+    for (size_t i = 0; i < layers; ++i) {
+      for (size_t j = i + 1; j <= layers; ++j) {
+        const auto begin = static_cast<int32_t>(i), end = static_cast<int32_t>(j);
+        for (size_t d = 0; d < count; ++d) {
+          const StageTimes t = model_.RunTimes(width.slots[d].server, layout.tensor_parallel, layout.micro_batch, begin, end);
+          times[d][run_at(i, j)] = t.forward + t.backward;
+        }
+        for (size_t s = 0; s < stages; ++s) {
+          memory[s][run_at(i, j)] = model_.MemoryNeeded(layout, static_cast<int32_t>(s), begin, end, total);
+        }
       }
     }
-    const ChainPlan chain = PartitionAndPlace(layers, devices, links);
-    if (static_cast<int32_t>(chain.stages.size()) != tried->combo.pp) return;
-    Layout layout = Shape(tried->combo);
-    layout.bounds = {0};
-    for (const ChainStage& stage : chain.stages) {
-      layout.slots.push_back(width.slots[static_cast<size_t>(stage.devices[0])]);
-      layout.bounds.push_back(stage.layer_end);
+    struct Cell {
+      double worst = kInfinite, sum = kInfinite;
+      size_t layer = 0, previous = 0;
+    };
+    const auto at = [&](size_t j, size_t mask, size_t last) { return (j * masks + mask) * count + last; };
+    std::vector<Cell> cells((layers + 1) * masks * count);
+    for (size_t mask = 1; mask < masks; ++mask) {
+      const auto stage = static_cast<size_t>(std::popcount(mask)) - 1;
+      if (stage >= stages) continue;
+      for (size_t last = 0; last < count; ++last) {
+        if ((mask >> last & 1) == 0) continue;
+        const size_t rest = mask & ~(size_t{1} << last);
+        const double limit = model_.servers()[static_cast<size_t>(width.slots[last].server)].memory;
+        for (size_t previous = 0; previous < count; ++previous) {
+          if (rest == 0 ? previous > 0 : (rest >> previous & 1) == 0) continue;
+          for (size_t i = rest == 0 ? 0 : 1; i < (rest == 0 ? 1 : layers); ++i) {
+            const Cell start = rest == 0 ? Cell{0, 0, 0, 0} : cells[at(i, rest, previous)];
+            if (start.worst == kInfinite) continue;
+            const double move = rest == 0 ? 0 : model_.TransferTime(width.slots[previous].server, width.slots[last].server,
+                                                                    layout.tensor_parallel, layout.micro_batch,
+                                                                    static_cast<int32_t>(i));
+            for (size_t j = i + 1; j <= layers && memory[stage][run_at(i, j)] <= limit; ++j) {
+              const double own = times[last][run_at(i, j)];
+              const double worst = std::max({start.worst, own, move});
+              const double sum = start.sum + own + 2 * move;
+              Cell& cell = cells[at(j, mask, last)];
+              if (worst < cell.worst || (worst == cell.worst && sum < cell.sum)) cell = {worst, sum, i, previous};
+            }
+          }
+        }
+      }
+    }
+    size_t best_mask = 0, best_last = 0;
+    double best = kInfinite;
+    for (size_t mask = 1; mask < masks; ++mask) {
+      if (static_cast<size_t>(std::popcount(mask)) != stages) continue;
+      for (size_t last = 0; last < count; ++last) {
+        const Cell& cell = cells[at(layers, mask, last)];
+        // Of the whole batch: every micro-batch but the first costs the worst.
+        const double cost = cell.worst == kInfinite ? kInfinite : cell.sum + static_cast<double>(total - 1) * cell.worst;
+        if (cost >= best) continue;
+        best = cost;
+        best_mask = mask;
+        best_last = last;
+      }
+    }
+    if (best == kInfinite) return;
+    layout.bounds.assign(stages + 1, model_.layer_count());
+    layout.slots.resize(stages);
+    for (size_t s = stages, j = layers, mask = best_mask, last = best_last; s-- > 0;) {
+      const Cell& cell = cells[at(j, mask, last)];
+      layout.slots[s] = width.slots[last];
+      layout.bounds[s] = static_cast<int32_t>(cell.layer);
+      mask &= ~(size_t{1} << last);
+      j = cell.layer;
+      last = cell.previous;
     }
     Consider(layout, true, tried);
+  }
+
+  // Nothing fits as the devices stand: exchange them while the least overshoot of memory falls.
+  void Repair(Layout layout, Tried* tried) {
+    const std::vector<Slot>& all = OfWidth(tried->combo.tp).slots;
+    if (!Uneven(all)) return;
+    double ratio = Overshoot(layout).ratio();
+    std::vector<Slot> idle;
+    for (const Slot& slot : all) {
+      if (std::find(layout.slots.begin(), layout.slots.end(), slot) == layout.slots.end()) idle.push_back(slot);
+    }
+    for (bool better = true; better && ratio > 1;) {
+      better = false;
+      for (size_t i = 0; i < layout.slots.size() && ratio > 1; ++i) {
+        for (size_t k = i + 1; k < layout.slots.size() + idle.size() && ratio > 1; ++k) {
+          Slot& other = k < layout.slots.size() ? layout.slots[k] : idle[k - layout.slots.size()];
+          if (layout.slots[i].server == other.server) continue;
+          std::swap(layout.slots[i], other);
+          const double now = Overshoot(layout).ratio();
+          if (now < ratio * (1 - 1e-12)) {
+            ratio = now;
+            better = true;
+          } else {
+            std::swap(layout.slots[i], other);
+          }
+          if (work_ > limits_.work_budget) return;
+        }
+      }
+    }
+    if (ratio > 1) return;
+    CutLayers(model_, &layout);
+    if (!layout.bounds.empty()) Consider(layout, true, tried);
   }
 
   // ---- why not
   struct Shortage {
     int32_t stage = 0;
     double needed = 0, limit = 0;
+    double ratio() const { return limit > 0 ? needed / limit : kInfinite; }
   };
-  // The cut that overshoots memory least, for the layout of neighbours.
-  Shortage LeastMemory(const Combo& combo) {
-    Layout layout = Layouts(combo)[0];
-    std::vector<double> limits(static_cast<size_t>(combo.pp), kInfinite);
-    for (int32_t r = 0; r < combo.dp; ++r) {
-      for (int32_t s = 0; s < combo.pp; ++s) {
+  Shortage LeastMemory(const Combo& combo) { return Overshoot(Layouts(combo)[0]); }
+  // The stage that is worst off when the layers are cut for memory alone.
+  Shortage Overshoot(const Layout& layout) {
+    const int32_t stages = layout.pipeline_stages, replicas = layout.data_parallel;
+    work_ += static_cast<int64_t>(model_.layer_count()) * model_.layer_count() * stages / 2;
+    std::vector<double> limits(static_cast<size_t>(stages), kInfinite);
+    for (int32_t r = 0; r < replicas; ++r) {
+      for (int32_t s = 0; s < stages; ++s) {
         double& limit = limits[static_cast<size_t>(s)];
         limit = std::min(limit, model_.servers()[static_cast<size_t>(layout.slots[layout.At(r, s)].server)].memory);
       }
     }
-    const int64_t total = model_.job().global_batch / combo.micro_batch;
-    const int64_t share = (total + combo.dp - 1) / combo.dp;
+    const int64_t total = model_.job().global_batch / layout.micro_batch;
+    const int64_t share = (total + replicas - 1) / replicas;
     const auto need = [&](int32_t s, int32_t begin, int32_t end) { return model_.MemoryNeeded(layout, s, begin, end, share); };
     const auto bounds = CutChain(
-        model_.layer_count(), combo.pp,
+        model_.layer_count(), stages,
         [&](int32_t s, int32_t begin, int32_t end) { return need(s, begin, end) / limits[static_cast<size_t>(s)]; },
         [](int32_t, int32_t) { return 0.0; });
     Shortage shortage;
     double worst = -1;
-    for (int32_t s = 0; s < combo.pp && !bounds.empty(); ++s) {
+    for (int32_t s = 0; s < stages && !bounds.empty(); ++s) {
       const double needed = need(s, bounds[static_cast<size_t>(s)], bounds[static_cast<size_t>(s + 1)]);
       if (needed / limits[static_cast<size_t>(s)] <= worst) continue;
       worst = needed / limits[static_cast<size_t>(s)];
@@ -595,8 +722,7 @@ class Search {
     size_t looked = 0;
     for (const auto& [shape, tried] : shapes) {
       if (++looked > 400) break;
-      const Shortage shortage = LeastMemory(tried.combo);
-      const double ratio = shortage.limit > 0 ? shortage.needed / shortage.limit : kInfinite;
+      const double ratio = LeastMemory(tried.combo).ratio();
       if (nearest == nullptr || ratio < nearest_ratio) {
         nearest = &tried;
         nearest_ratio = ratio;
@@ -604,7 +730,7 @@ class Search {
     }
     if (nearest == nullptr) return ResourceExhausted("no layout was found within the search's budget");
     return ResourceExhausted(fmt::format(
-        "the job does not run on these {} servers; the nearest layout tried is {}: {}", servers_.size(),
+        "no layout was found that runs the job on these {} servers; the nearest is {}: {}", servers_.size(),
         ShapeText(nearest->combo.dp, nearest->combo.pp, nearest->combo.tp), WhyNotFit(nearest->combo)));
   }
 
@@ -671,6 +797,7 @@ class Search {
   std::map<int32_t, Width> widths_;
   std::vector<Combo> combos_;
   int64_t work_ = 0;
+  double best_score_ = kInfinite;  // of all shapes so far
   Plan plan_;
 };
 

@@ -32,7 +32,7 @@ struct SearchLimits {
   int32_t tensor_parallel = 0;
   int32_t pipeline_stages_min = 0, pipeline_stages_max = 0;
   int32_t micro_batch = 0;
-  int64_t work_budget = 60'000'000;  // visits of slots and cells
+  int64_t work_budget = 20'000'000;  // visits of slots and cells
 };
 
 // kInvalidArgument: bad input (validate.h). kResourceExhausted: no layout can run the job on these servers; the message

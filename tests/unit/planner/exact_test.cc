@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "controller/core/planner/schedule.h"
 #include "proto/base/prng.h"
 
 namespace everstep::planner {
@@ -313,6 +314,37 @@ TEST(ExactTest, CutsOfAChainEqualBruteForce) {
       if (begin > 0) worst = std::max(worst, joint(s, begin));
     }
     EXPECT_DOUBLE_EQ(worst, best) << "case " << number;
+  }
+}
+
+TEST(ExactTest, TemplateCutsEqualBruteForce) {
+  for (int number = 0; number < 1000; ++number) {
+    Prng prng(static_cast<uint64_t>(number) + 31);
+    const auto layers = static_cast<int32_t>(prng.Between(1, 9));
+    const auto stages = static_cast<int32_t>(prng.Between(1, layers));
+    const int64_t micro_batches = 4 * stages;
+    std::vector<double> work;
+    for (int32_t i = 0; i < layers; ++i) work.push_back(static_cast<double>(prng.Between(1, 12)));
+    const auto cost = [&](const std::vector<int32_t>& bounds) {
+      std::vector<double> times;
+      for (size_t s = 0; s + 1 < bounds.size(); ++s) {
+        times.push_back(std::accumulate(work.begin() + bounds[s], work.begin() + bounds[s + 1], 0.0));
+      }
+      return TemplateCost(times, micro_batches);
+    };
+    double best = kInfinite;
+    for (uint32_t cuts = 0; cuts < 1u << (layers - 1); ++cuts) {
+      std::vector<int32_t> bounds = {0};
+      for (int32_t i = 1; i < layers; ++i) {
+        if ((cuts >> (i - 1) & 1) != 0) bounds.push_back(i);
+      }
+      bounds.push_back(layers);
+      if (static_cast<int32_t>(bounds.size()) == stages + 1) best = std::min(best, cost(bounds));
+    }
+    const auto bounds = CutForTemplate(work, stages, micro_batches);
+    ASSERT_EQ(static_cast<int32_t>(bounds.size()), stages + 1) << "case " << number;
+    EXPECT_EQ(bounds.back(), layers);
+    EXPECT_DOUBLE_EQ(cost(bounds), best) << "case " << number;
   }
 }
 
