@@ -4,7 +4,6 @@
 import os
 import random
 import signal
-import unittest
 
 from torch_support import TorchTest, main, newest_step, wait_until
 
@@ -49,6 +48,38 @@ class InProcess(TorchTest):
 
     def test_five_random_kills_under_data_parallel_leave_the_same_bits(self):
         self.check_kills(5, "--steps", 900, "--ddp")
+
+    def shrink_and_regrow(self, *arguments, steps=500):
+        arguments = ("--steps", steps, "--micro-batches", 4, "--no-norm", *arguments)
+        cluster, training = self.start(*arguments, "--pace", 60, servers=4, flags=("--servers-min", 2))
+        training.wait_step(5)
+        before = training.pids()
+        victim = 1
+        cluster.kill(training.server_of(victim))
+        wait_until(lambda: training.running() and len(training.ranks()) == 3, 60, "three ranks go on", training.detail)
+        kept = set(training.pids().values())
+        self.assertEqual(kept, set(before.values()) - {before[victim]}, "a survivor was replaced")
+        step = newest_step(training.step_logs)
+        wait_until(lambda: newest_step(training.step_logs) > step + 10, 60, "three ranks step", training.detail)
+        cluster.add()
+        wait_until(lambda: training.running() and len(training.ranks()) == 4, 120, "four ranks again", training.detail)
+        self.assertTrue(kept < set(training.pids().values()), "a survivor was replaced when the job grew")
+        digest = self.digest(training)
+        read = self.samples_read(training)
+        self.assertEqual(sorted(read), list(range(1, steps + 1)))
+        for epoch in range(steps // 31):
+            whole = sorted(i for s in range(epoch * 31 + 1, epoch * 31 + 32) for i in read[s])
+            self.assertEqual(whole, list(range(1000)), f"epoch {epoch} did not read each sample exactly once")
+        self.assertEqual(sum(int(r.get("stepsLost", 0)) for r in cluster.recoveries("torch")), 0)
+        return digest, arguments
+
+    def test_exact_sums_keep_the_bits_through_shrink_and_regrowth(self):
+        digest, arguments = self.shrink_and_regrow("--exact")
+        self.assertEqual(digest, self.undisturbed(*arguments))
+
+    def test_data_parallel_shrinks_and_grows_with_every_sample_once(self):
+        digest, _ = self.shrink_and_regrow("--ddp")
+        self.assertRegex(digest, "^[0-9a-f]{64}$")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import sys
 import unittest
 from unittest import mock
 
-from torch_support import TorchTest, main, run_alone, support, wait_until
+from torch_support import TorchTest, main, run_alone
 
 
 class Alone(unittest.TestCase):

@@ -43,7 +43,7 @@ class CommandLine(unittest.TestCase):
 
     def test_imports_are_read_without_running_the_script(self):
         from everstep.template import imports_of
-        self.assertEqual(imports_of(str(PROGRAMS / "unchanged.py"))[:4], ["os", "sys", "time", "torch"])
+        self.assertEqual(imports_of(str(PROGRAMS / "unchanged.py"))[:5], ["os", "sys", "threading", "time", "torch"])
 
 
 class Unchanged(TorchTest):

@@ -4,12 +4,14 @@
 import collections
 import itertools
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import unittest
 
-from torch_support import ENVIRONMENT, main, program_arguments, support
+from torch_support import ENVIRONMENT, ROOT, main, program_arguments, support
 
 
 class State(unittest.TestCase):
@@ -190,6 +192,25 @@ class Groups(unittest.TestCase):
         for tensor in (t, out[0], part):
             self.assertEqual(tensor.tolist(), [0, 1, 2])
         self.assertEqual((dist.get_rank(), dist.get_world_size(), dist.get_backend()), (0, 1, "everstep"))
+
+
+class Wheel(unittest.TestCase):
+    def test_wheel_carries_the_library_and_works_elsewhere(self):
+        with tempfile.TemporaryDirectory() as folder:
+            source, wheels, target = (os.path.join(folder, name) for name in ("source", "wheels", "target"))
+            shutil.copytree(ROOT / "worker" / "python", source, ignore=shutil.ignore_patterns("__pycache__", "build"))
+            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+            subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", wheels, source], check=True,
+                           capture_output=True)
+            (wheel,) = os.listdir(wheels)
+            self.assertRegex(wheel, r"^everstep-\d+\.\d+\.\d+-py3-none-linux_\w+\.whl$")
+            subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", target, os.path.join(wheels, wheel)], check=True,
+                           capture_output=True)
+            environment = {k: v for k, v in os.environ.items() if not k.startswith("EVERSTEP_")}
+            code = "import everstep; s = everstep.Session(); print(everstep.__file__, s.join().world_size); s.finish(); s.close()"
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder,
+                                  env={**environment, "PYTHONPATH": target})
+            self.assertEqual(done.stdout.split(), [os.path.join(target, "everstep", "__init__.py"), "1"], done.stderr)
 
 
 if __name__ == "__main__":

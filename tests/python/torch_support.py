@@ -103,20 +103,9 @@ class TorchTest(EndToEndTest):
         return chosen
 
 
-def next_steps(folder, pids, after):
-    """rank -> seconds from ``after`` (CLOCK_MONOTONIC) to the next step that its process applied, or None."""
-    result = {}
-    for rank, pid in pids.items():
-        path = Path(folder) / f"times-{pid}.log"
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        later = [float(line.split()[2]) for line in lines if float(line.split()[2]) > after]
-        result[rank] = min(later) - after if later else None
-    return result
-
-
 def now():
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
-__all__ = ["ENVIRONMENT", "LIBRARY", "PROGRAMS", "TorchTest", "main", "newest_step", "next_steps", "now", "run_alone",
+__all__ = ["ENVIRONMENT", "LIBRARY", "PROGRAMS", "ROOT", "TorchTest", "main", "newest_step", "now", "run_alone",
            "program_arguments", "shutil", "subprocess", "support", "tempfile", "wait_until"]

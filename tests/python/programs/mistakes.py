@@ -4,7 +4,6 @@
 import os
 import signal
 import sys
-import time
 
 import torch
 from torch import nn
@@ -50,7 +49,6 @@ def train():
                 torch.distributed.all_reduce(torch.zeros(17))
             if mistake == "interrupt" and job.rank == 0:
                 os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.01)
             if mistake == "not-finite" and job.rank == 0:
                 loss = loss * float("nan")
             if mistake == "fork":

@@ -57,7 +57,7 @@ def main():
         setattr(library, name, counted)
     steps = arguments.aborts + 20
     calm = bool(os.environ.get("EVERSTEP_TEST_CALM"))
-    seen, at, baseline = [0], set(), []
+    seen, baseline = [0], []
 
     def train():
         if not job.rehearsing:

@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import os
 import sys
+import threading
 import time
 
 import torch
@@ -80,14 +81,14 @@ def main():
     log = open(os.path.join(arguments.log, f"steps-{os.getpid()}.log"), "a", buffering=1) if arguments.log else None
     samples = open(os.path.join(arguments.log, f"samples-{os.getpid()}.log"), "a", buffering=1) if arguments.log else None
     times = open(os.path.join(arguments.log, f"times-{os.getpid()}.log"), "a", buffering=1) if arguments.log else None
-    wake = [time.monotonic()]
+    wake, never = [time.monotonic()], threading.Event()  # the pace of a step that takes longer
 
     def train():
         if not job.rehearsing:
             print(f"generation {job.generation} rank {job.rank} of {job.world_size} step {job.step} "
                   f"{job.place.restored_from} pid {os.getpid()}", file=sys.stderr, flush=True)
         for which, x, y in job.steps(loader, steps=arguments.steps):
-            time.sleep(max(0.0, wake[0] - time.monotonic()))
+            never.wait(max(0.0, wake[0] - time.monotonic()))
             wake[0] = time.monotonic() + arguments.pace / 1000
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x), y)
@@ -97,7 +98,7 @@ def main():
             if job.commit(loss) and not job.rehearsing:
                 if log:
                     log.write(f"applied step {job.step} generation {job.generation} pid {os.getpid()} loss {loss.item():.9g}\n")
-                    times.write(f"{job.step} {job.world_size} {time.clock_gettime(time.CLOCK_MONOTONIC):.6f}\n")
+                    times.write(f"{job.step} {job.world_size} {job.generation} {job.rank} {time.clock_gettime(time.CLOCK_MONOTONIC):.6f}\n")
                 if job.leader:
                     print(f"step {job.step} loss {loss.item():.6f}", flush=True)
 

@@ -3,6 +3,7 @@
 
 import os
 import sys
+import threading
 import time
 
 import torch
@@ -31,8 +32,9 @@ def main():
              "TORCHELASTIC_RUN_ID", "ROLE_RANK", "MASTER_ADDR")
     with open(os.path.join(folder, f"environment-{rank}"), "w") as file:
         file.write("\n".join(f"{name}={os.environ[name]}" for name in names) + "\n")
+    never = threading.Event()  # the pace of a step that takes longer
     for step in range(start + 1, steps + 1):
-        time.sleep(pace)
+        never.wait(pace)
         generator = torch.Generator().manual_seed(step * 100 + rank)
         x = torch.randn(8, 16, generator=generator)
         optimizer.zero_grad()

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Callable, Optional, Sequence
 
 from everstep import _abi
-from everstep.errors import EverstepError, GenerationOver, JobEnded, UsageError
+from everstep.errors import EverstepError, JobEnded, UsageError
 
 __all__ = ["Session", "Membership", "Outcome", "Restore", "Communicator", "current"]
 
