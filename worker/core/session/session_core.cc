@@ -415,9 +415,12 @@ void SessionCore::On(const RolledForward& event, Instant, Effects& out) {
 }
 
 void SessionCore::On(const RestoreDone& event, Instant, Effects& out) {
+  // Whole is whole, also when a fence came meanwhile: this may be the last copy.
+  if (assignment_ && assignment_->generation == event.generation) {
+    progress_.memory_valid = true;
+    progress_.applied = assignment_->recovery_point;
+  }
   if (!EndWork(event.generation, out)) return;
-  progress_.memory_valid = true;
-  progress_.applied = assignment_->recovery_point;
   progress_.phase = RankPhase::kJoining;
   bytes_restored_ = event.bytes;
   AfterRestore(out);
