@@ -100,6 +100,52 @@ class Capacity(EndToEndTest):
             self.finish(job)
             self.assert_no_committed_step_again(job)
 
+    def test_two_jobs_lose_a_server_in_one_window_and_one_gets_the_spare(self):
+        cluster = self.cluster(servers=5)
+        flags = ("--servers-min", "2", "--standbys", "0")
+        low = cluster.train("low", steps=300, servers=2, flags=flags)  # the older one
+        low.wait_step(5)
+        high = cluster.train("high", steps=300, servers=2, flags=(*flags, "--priority", "10"))
+        high.wait_step(5)
+        before = {job.name: job.pids() for job in (low, high)}
+        spare = next(name for name, server in cluster.servers().items() if not server["status"].get("ranks"))
+        cluster.kill(low.server_of(1), high.server_of(1))  # at one instant, while the spare is there
+        high.wait_recovered()
+        self.assertEqual(high.server_of(1), spare)
+        low.wait_state("WAITING_FOR_CAPACITY")
+        self.assert_pids_kept(before["high"], high.pids(), lost={1})
+        # Both records say by which rule.
+        told = cluster.everstep("describe", "job", "low").stdout
+        self.assertIn("the claim of job high is higher (priority, then age)", told)
+        cluster.add()
+        low.wait_recovered()
+        self.assert_pids_kept(before["low"], low.pids(), lost={1})
+        for job in (high, low):
+            self.finish(job)
+            self.assert_no_committed_step_again(job)
+
+    def test_grows_into_free_servers_and_gives_them_back(self):
+        cluster = self.cluster(servers=5, policy={"regrow_delay": "200ms"})
+        training = cluster.train(steps=400, servers=2, flags=("--servers-max", "4"))
+        wait_until(lambda: 1 in training.ranks(), 30, "it runs", training.detail)
+        before = {rank: pid for rank, pid in training.pids().items() if rank < 2}
+        training.wait_step(5)
+        wait_until(lambda: int(training.status().get("worldSize", 0)) == 4 and training.running(), 60,
+                   "it has grown to its maximum", training.detail)
+        self.assertLessEqual(set(before.values()), set(training.pids().values()))
+        training.wait_step(training.step() + 10)
+        other = cluster.train("other", steps=700, servers=2, flags=("--servers-min", "2", "--standbys", "0"))
+        other.wait_step(5)
+        wait_until(lambda: int(training.status().get("worldSize", 0)) == 2 and training.running(), 60,
+                   "it has given the extra servers back", training.detail)
+        self.assertEqual(training.pids(), before, "the processes of the wanted size are the same")
+        planned = [r for r in cluster.recoveries("train") if r["planned"]]
+        self.assertEqual([r["reason"] for r in planned][:2], ["JobRegrown", "JobShrunk"])
+        self.finish(training)  # before the other one: what it gives back would grow in again
+        self.assert_no_committed_step_again(training)
+        self.assertEqual(aborted_steps(training), [], "a planned change aborted a step")
+        self.finish(other)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """The controller dies, or its disk does: cases 4, 5 and 15."""
 
+import os
+import signal
 import unittest
 
 from cluster import EndToEndTest, kill_process, wait_until
@@ -54,6 +56,70 @@ class ControllerLoss(EndToEndTest):
         self.assert_pids_kept(before, training.pids(), lost={2})
         self.finish(training)
         self.assert_no_committed_step_again(training)
+
+    def returned_and_recovered(self, cluster, training, before, evidence):
+        """The controller was just killed; it returns, and what it did not make durable has not happened."""
+        cluster.restart("controller")
+        wait_until(lambda: training.running() and training.pids().get(2) not in (None, before[2]), 60,
+                   "the job runs again", training.detail)
+        self.assert_pids_kept(before, training.pids(), lost={2})
+        recovery = training.wait_recovered()[-1]
+        self.assertIn(evidence, recovery["evidence"])
+        self.assertEqual(int(recovery.get("stepsLost", 0)), 0, recovery)
+        self.finish(training)
+        self.assert_no_committed_step_again(training)
+
+    def test_killed_during_a_recovery_in_detect(self):
+        # A silent server is suspected from half its lease on, and lost only at its end: seconds to act in between.
+        cluster = self.cluster(servers=5, policy={"lease": "8s", "mass_silence_hold": "16s"})
+        training = cluster.train(steps=400)
+        training.wait_step(5)
+        training.wait_standby()
+        before, victim = training.pids(), training.server_of(2)
+        controller = cluster.pid_of("controller")
+        cluster.pause(victim)
+        wait_until(lambda: cluster.server_state(victim) == "SUSPECT", 30, f"{victim} is suspected", training.detail)
+        kill_process(controller)
+        self.assertNotIn("Server declared dead", cluster.log_of("controller"), "detection was over already")
+        self.returned_and_recovered(cluster, training, before, "did not find every member")
+
+    def test_killed_during_a_recovery_in_decide(self):
+        # Nothing of the decision is on the disk: the next controller finds a running generation that lacks a member.
+        self.killed_while_deciding("WRITE", "did not find every member")
+
+    def test_killed_during_a_recovery_in_decide_after_the_write(self):
+        # The record is there, yet was never promised to anybody; it counts, and the next controller goes on above it.
+        self.killed_while_deciding("SYNC", "found an unfinished recovery")
+
+    def killed_while_deciding(self, where, evidence):
+        cluster = self.cluster(servers=5, fail_disk="controller/data")
+        training = cluster.train(steps=400)
+        training.wait_step(5)
+        training.wait_standby()
+        before = training.pids()
+        cluster.disk_stalls(where)
+        kill_process(before[2])
+        cluster.wait_stalled()  # the fence is decided, and neither durable nor told to anybody
+        kill_process(cluster.pid_of("controller"))
+        cluster.disk_works()
+        self.returned_and_recovered(cluster, training, before, evidence)
+
+    def test_killed_during_a_recovery_in_plan(self):
+        cluster = self.cluster(servers=5, fail_disk="controller/data", policy={"recovery_budget": "600s"})
+        training = cluster.train(steps=400)
+        training.wait_step(5)
+        training.wait_standby()
+        before = training.pids()
+        os.kill(before[0], signal.SIGSTOP)  # Collect waits for its answer
+        kill_process(before[2])
+        wait_until(lambda: training.status().get("phase", "").removeprefix("RECOVERY_PHASE_") in ("FENCE", "COLLECT"), 30,
+                   "the fence is durable", training.detail)
+        cluster.disk_stalls()
+        os.kill(before[0], signal.SIGCONT)
+        cluster.wait_stalled()  # recovery point and plan are decided, and not durable
+        kill_process(cluster.pid_of("controller"))
+        cluster.disk_works()
+        self.returned_and_recovered(cluster, training, before, "found an unfinished recovery")
 
     def test_killed_during_a_recovery_in_fence(self):
         self.killed_in_phase("FENCE")

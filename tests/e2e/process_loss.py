@@ -10,6 +10,14 @@ import cluster as support
 from cluster import EndToEndTest, alive, kill_process, wait_until
 
 
+def writable_cgroup():
+    """True when this process may make control groups below its own in the unified hierarchy."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    own = [line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")]
+    return any(kind == "cgroup2" and own and os.access(f"{where}{own[0].rstrip('/')}/cgroup.procs", os.W_OK)
+               for _, where, kind, *_ in mounts)
+
+
 class ProcessLoss(EndToEndTest):
     def start(self, servers=5, wanted=4, **options):
         cluster = self.cluster(servers=servers)
@@ -102,6 +110,21 @@ class ProcessLoss(EndToEndTest):
         self.assert_pids_kept(before, training.pids(), lost={1, 2})
         self.finish(training)
         self.assert_no_committed_step_again(training)
+
+    def test_no_grandchild_escapes_its_cgroup(self):
+        if not writable_cgroup():
+            self.skipTest("this machine has no writable cgroup v2 hierarchy")
+        cluster = self.cluster(servers=1)
+        # A grandchild without marks, in a session of its own.
+        script = cluster.folder / "escape.sh"
+        script.write_text("#!/bin/sh\nsetsid env -i /bin/sh -c 'echo $$ >\"$0\"; exec sleep 600' \"$1/escaped\" &\nexec sleep 600\n")
+        script.chmod(0o755)
+        training = cluster.train("escape", servers=1, flags=("--opaque",), program=str(script), arguments=[cluster.folder])
+        escaped = cluster.folder / "escaped"
+        pid = wait_until(lambda: escaped.exists() and escaped.read_text().strip(), 30, "the grandchild runs", training.detail)
+        self.assertTrue(alive(int(pid)))
+        cluster.everstep("cancel", "job", "escape")
+        wait_until(lambda: not alive(int(pid)), 30, "the grandchild went with its rank", training.detail)
 
     def test_dead_agent_leaves_no_orphans(self):
         cluster = self.cluster(servers=3)

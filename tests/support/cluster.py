@@ -205,6 +205,18 @@ class Cluster:
         self._switch.with_suffix(".new").write_text(error + "\n")
         self._switch.with_suffix(".new").rename(self._switch)
 
+    def disk_stalls(self, where="SYNC"):
+        """From now on the first sync (or WRITE) never returns; see wait_stalled."""
+        self._held().unlink(missing_ok=True)
+        self.disk_fails(f"STALL_{where}")
+
+    def wait_stalled(self, seconds=30):
+        """Until some process waits in that call: what it was about to make durable is not."""
+        wait_until(self._held().exists, seconds, "a sync or write is held", self.logs)
+
+    def _held(self):
+        return self._switch.with_name(self._switch.name + ".held")
+
     def disk_works(self):
         self._switch.unlink(missing_ok=True)
 

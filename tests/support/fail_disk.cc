@@ -1,6 +1,7 @@
 // Preloaded into a process under test: while the file named by EVERSTEP_FAIL_DISK_SWITCH exists, writes and syncs of files
-// under EVERSTEP_FAIL_DISK_PREFIX fail as on a full or broken disk (the switch's first line: ENOSPC or EIO). Called by
-// whatever thread writes; keeps no state.
+// under EVERSTEP_FAIL_DISK_PREFIX fail as on a full or broken disk (the switch's first line: ENOSPC or EIO). With
+// STALL_SYNC the first sync, with STALL_WRITE the first write, says so by making the file "SWITCH.held" and never returns:
+// what waits for it is not durable (and after STALL_WRITE not even there), and the process is there to be killed. Called by whatever thread writes; keeps no state.
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +14,9 @@
 
 namespace {
 
-// The error to fail with, or 0.
+constexpr int kStallSync = -1, kStallWrite = -2;
+
+// The error to fail with, where to stall, or 0.
 int FaultFor(int fd) {
   const char* name = getenv("EVERSTEP_FAIL_DISK_SWITCH");
   const char* prefix = getenv("EVERSTEP_FAIL_DISK_PREFIX");
@@ -29,8 +32,21 @@ int FaultFor(int fd) {
   if (file < 0) return 0;
   const ssize_t got = read(file, kind, sizeof(kind) - 1);
   close(file);
+  if (strncmp(kind, "STALL_SYNC", 10) == 0) return kStallSync;
+  if (strncmp(kind, "STALL_WRITE", 11) == 0) return kStallWrite;
   return got >= 3 && strncmp(kind, "EIO", 3) == 0 ? EIO : ENOSPC;
 }
+
+[[noreturn]] void Hold() {
+  char held[4096];
+  snprintf(held, sizeof(held), "%s.held", getenv("EVERSTEP_FAIL_DISK_SWITCH"));
+  const int file = open(held, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  if (file >= 0) close(file);
+  for (;;) pause();
+}
+
+// Syncs begin with f, writes with w or p.
+constexpr int StallFor(const char* function) { return function[0] == 'f' ? kStallSync : kStallWrite; }
 
 template <typename Function>
 Function* Next(const char* name) {
@@ -40,9 +56,11 @@ Function* Next(const char* name) {
 }  // namespace
 
 #define EVERSTEP_FAIL_OR_CALL(name, fd, ...)                    \
-  if (const int fault = FaultFor(fd); fault != 0) {             \
+  if (const int fault = FaultFor(fd); fault > 0) {              \
     errno = fault;                                              \
     return -1;                                                  \
+  } else if (fault == StallFor(#name)) {                       \
+    Hold();                                                     \
   }                                                             \
   static auto* const next = Next<decltype(::name)>(#name);      \
   return next(__VA_ARGS__)

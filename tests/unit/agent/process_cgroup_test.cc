@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -116,7 +117,11 @@ TEST_F(FakeHierarchy, AParentThatCanNotBeWrittenMeansNone) {
 
 TEST(KernelsHierarchy, KillsWhateverAProcessStartedAndLeavesNoFolder) {
   const ProcessCgroups cgroups = ProcessCgroups::Find("/test/" + std::to_string(getpid()));
-  if (!cgroups.available()) GTEST_SKIP() << "this machine has no writable cgroup v2 hierarchy";
+  if (!cgroups.available()) {
+    std::puts("this machine has no writable cgroup v2 hierarchy: only that is checked");
+    EXPECT_EQ(cgroups.MakeFor(ProcessId(1)), "");
+    return;
+  }
   const std::string enter = cgroups.MakeFor(ProcessId(1));
   ASSERT_FALSE(enter.empty());
   int ready[2];
