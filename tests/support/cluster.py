@@ -136,7 +136,7 @@ class Cluster:
 
     def try_json(self, *arguments):
         """None while the controller does not answer."""
-        done = self.everstep(*arguments, "-o", "json", "--timeout", "2s", check=False)
+        done = self.everstep(*arguments, "-o", "json", "--timeout", f"{5 * SCALE:.0f}s", check=False)
         return json.loads(done.stdout) if done.returncode == 0 else None
 
     # -- what is there
@@ -440,6 +440,10 @@ class EndToEndTest(unittest.TestCase):
         phases = [timing["phase"].removeprefix("RECOVERY_PHASE_").lower() for timing in recovery["phases"]]
         for phase in ("detect", "decide", "fence", "collect", "plan", "assign", "restore", "connect", "resume"):
             self.assertIn(phase, phases, f"the timeline lacks {phase}: {phases}")
+        for phase in ("detect", "decide"):  # from the first evidence, and until the decision is on disk: never for free
+            lasted = sum(float(timing["duration"].removesuffix("s")) for timing in recovery["phases"]
+                         if timing["phase"] == f"RECOVERY_PHASE_{phase.upper()}")
+            self.assertGreater(lasted, 0, f"the timeline says that {phase} took no time")
         self.assertTrue(recovery["evidence"], "a recovery without evidence")
         self.assertTrue(recovery["decisionMessage"], "a decision without a message")
         for rank in recovery["ranks"]:
