@@ -172,14 +172,16 @@ Result<std::unique_ptr<LedgerBackend>> OpenRocksDbLedger(const std::string& dire
   options.paranoid_checks = true;
   // A write that was cut off was never acknowledged; damage anywhere else must not pass silently.
   options.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
-  options.max_total_wal_size = 16 << 20;
+  // A log goes only when every family that it holds something of was flushed. What the compaction of the ledger made
+  // obsolete stays on disk until then: these two sizes are what bounds it.
+  options.max_total_wal_size = 2 << 20;
   options.max_background_jobs = 2;
   options.max_bgerror_resume_count = 0;
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
   options.info_log = std::make_shared<NoLog>();
   rocksdb::ColumnFamilyOptions family;
-  family.write_buffer_size = 4 << 20;
+  family.write_buffer_size = 1 << 20;
   family.compression = rocksdb::kNoCompression;
   std::vector<rocksdb::ColumnFamilyDescriptor> descriptors;
   descriptors.emplace_back(rocksdb::kDefaultColumnFamilyName, family);

@@ -68,6 +68,7 @@ class FakeCluster {
   explicit FakeCluster(Policy policy = {}, uint64_t seed = 1);
 
   // ---- the world
+  int compare_every = 1;             // of the steps that append records: how many are compared with their replay
   Duration sync{};                   // how long after it a fence is durable; the core hears of it then
   FakeAgent& AddServer(const std::string& name, int devices = 1, const std::string& domain = "");
   void AddServers(int count, int devices = 1);   // s1, s2, …
@@ -120,6 +121,7 @@ class FakeCluster {
   // Everything since the last ClearTrace: "append GenerationFenced 2", "s1 Fence 2", "notice Recovery started".
   const std::vector<std::string>& trace() const { return trace_; }
   void ClearTrace() { trace_.clear(); }
+  void Forget();                                 // all that was only kept for a test to look at, for long runs
   std::vector<std::string> Lines(const std::string& prefix_or_word) const;  // of the trace, those that contain it
   std::vector<std::string> Orders() const;                                  // appends and commands, no notices or acks
   int Count(const std::string& word) const { return static_cast<int>(Lines(word).size()); }
@@ -162,6 +164,7 @@ class FakeCluster {
     DeviceIndex device;
   };
   std::map<ProcessId, Device> occupied_;         // told to start, and not reaped
+  int appended_steps_ = 0;
   std::vector<std::string> trace_;
   std::vector<Sent> sent_;
   std::vector<ReplyToOperator> replies_;
