@@ -409,10 +409,28 @@ class Replanner {
           column.pop_back();
         }
       }
-      size_t next = 0;
+      // The group with the least memory that fits takes a hole; a pipeline for which nothing fits is not made.
+      std::vector<double> needed;
+      const int64_t most = *std::max_element(old_.shares.begin(), old_.shares.end());
+      for (size_t s = 0; s < stages; ++s) {
+        needed.push_back(model_.MemoryNeeded(old_, static_cast<int32_t>(s), old_.bounds[s], old_.bounds[s + 1], most));
+      }
+      const auto memory = [&](const Slot& slot) { return model_.servers()[static_cast<size_t>(slot.server)].memory; };
+      std::stable_sort(extra.begin(), extra.end(), [&](const Slot& x, const Slot& y) { return memory(x) < memory(y); });
       for (size_t k = 0; k < count; ++k) {
-        std::vector<Slot> row;
-        for (auto& column : loose) row.push_back(k < column.size() ? column[k] : extra[next++]);
+        std::vector<Slot> row, left = extra;
+        for (size_t s = 0; s < stages; ++s) {
+          if (k < loose[s].size()) {
+            row.push_back(loose[s][k]);
+            continue;
+          }
+          const auto at = std::find_if(left.begin(), left.end(), [&](const Slot& slot) { return memory(slot) >= needed[s]; });
+          if (at == left.end()) break;
+          row.push_back(*at);
+          left.erase(at);
+        }
+        if (row.size() < stages) continue;
+        extra = std::move(left);
         rows.push_back(std::move(row));
       }
     } else {

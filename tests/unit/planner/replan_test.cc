@@ -118,6 +118,33 @@ TEST(ReplanTest, AServerThatHeldStagesOfTwoPipelinesCostsOneWhenASurvivorMoves) 
   EXPECT_EQ(moved.groups_moved, 1);
 }
 
+TEST(ReplanTest, APipelineIsMadeOfFreeGroupsOnlyWhereTheyFit) {
+  const Cluster cluster = Alike(4, "A100-80", 8);
+  Job job = ThirteenBillion();
+  job.data_parallel = 0;
+  ReplanInput input = StartOn(cluster, job);
+  ASSERT_EQ(input.running.layout.data_parallel, 4);
+  for (int32_t r = 0; r < 4; ++r) {
+    for (int32_t s = 0; s < 2; ++s) input.running.layout.slots[input.running.layout.At(r, s)] = {r, 4 * s};
+  }
+  PlanServer tiny = MakeServer("a-tiny", "A100-80", 8), half = MakeServer("half", "A100-80", 4);
+  tiny.memory_bytes = 2e9;
+  // One server died: one group that fits is free, and two that do not.
+  const CostModel model = Model(Join(Without(cluster, {"s1"}), {tiny, half}), job);
+  const auto replan = MakeReplan(model, input);
+  ASSERT_TRUE(replan.ok()) << replan.status().message();
+  EXPECT_FALSE(Option(*replan, OptionKind::kSwap).possible);
+  EXPECT_NE(Option(*replan, OptionKind::kSwap).reason.find("server a-tiny has"), std::string::npos);
+  EXPECT_FALSE(Option(*replan, OptionKind::kShrinkAndMove).possible);
+  const CostModel roomy = Model(Join(Without(cluster, {"s1"}), {tiny, half, MakeServer("other", "A100-80", 4)}), job);
+  const auto whole = MakeReplan(roomy, input);
+  ASSERT_TRUE(whole.ok());
+  const ReplanOption& moved = Option(*whole, OptionKind::kShrinkAndMove);
+  ASSERT_TRUE(moved.possible) << moved.reason;
+  EXPECT_EQ(moved.layout.data_parallel, 4);
+  EXPECT_EQ(moved.groups_moved, 2);
+}
+
 TEST(ReplanTest, SurvivorsOfBrokenPipelinesAreRecombinedWithoutMoving) {
   // Four pipelines of four one-device servers; two lose a server each, at different stages.
   Cluster cluster = Alike(16, "A100-80", 1);
