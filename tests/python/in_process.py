@@ -49,6 +49,20 @@ class InProcess(TorchTest):
     def test_five_random_kills_under_data_parallel_leave_the_same_bits(self):
         self.check_kills(5, "--steps", 900, "--ddp")
 
+    def test_stopped_server_is_replaced_and_weights_are_the_same_bits(self):
+        arguments = ("--steps", 400)
+        cluster, training = self.start(*arguments, "--pace", 60)
+        training.wait_step(5)
+        training.wait_standby()
+        before = training.pids()
+        step = newest_step(training.step_logs)
+        cluster.pause(training.server_of(3))
+        recovery = training.wait_recovered()[-1]
+        self.assert_recovery(recovery, replaced={3})
+        wait_until(lambda: newest_step(training.step_logs) > step + 2, 30, "the job steps on", training.detail)
+        self.assert_pids_kept(before, training.pids(), lost={3})
+        self.assertEqual(self.digest(training), self.undisturbed(*arguments))
+
     def shrink_and_regrow(self, *arguments, steps=500):
         arguments = ("--steps", steps, "--micro-batches", 4, "--no-norm", *arguments)
         cluster, training = self.start(*arguments, "--pace", 60, servers=4, flags=("--servers-min", 2))
