@@ -212,15 +212,38 @@ TEST(Registration, ANameThatIsTakenByALivingAgentIsRefused) {
   FakeAgent& agent = c.AddServer("s1");
   const SessionId first = *agent.session;
   const uint64_t nonce = agent.nonce;
+  auto claim = [&](uint64_t other_nonce) {
+    agent.nonce = other_nonce;
+    agent.incarnation = Incarnation(0);
+    c.Connect("s1");
+    agent.session = first;
+    agent.nonce = nonce;
+    agent.incarnation = Incarnation(1);
+    agent.refused = false;
+    agent.beats = true;
+  };
+  claim(77);
+  EXPECT_EQ(c.Count("s1 Refuse for good"), 0);  // the one that has the name may be gone without a word: it is asked
+  c.Advance(Seconds(1));
+  claim(78);
+  EXPECT_EQ(c.Count("s1 Refuse for good"), 1);
+  c.Advance(Seconds(5));
+  EXPECT_EQ(c.Server("s1").state, ServerState::kSpare);
+}
+
+TEST(Registration, AHostThatIsBackBeforeItsOldStreamEndsIsTakenAfterTheLease) {
+  FakeCluster c;
+  FakeAgent& agent = c.AddServer("s1");
   agent.nonce = 77;
   agent.incarnation = Incarnation(0);
   c.Connect("s1");
-  EXPECT_EQ(c.Count("s1 Refuse for good"), 1);
-  agent.session = first;
-  agent.nonce = nonce;
-  agent.incarnation = Incarnation(1);
-  c.Advance(Seconds(5));
+  EXPECT_EQ(c.Count("s1 Refuse for good"), 0);
+  agent.session.reset();
+  c.Advance(Seconds(3));
+  EXPECT_EQ(c.Server("s1").state, ServerState::kDead);
+  c.Connect("s1");
   EXPECT_EQ(c.Server("s1").state, ServerState::kSpare);
+  EXPECT_EQ(c.Server("s1").incarnation, Incarnation(2));
 }
 
 TEST(Registration, AZombieIsRefusedAlthoughAnotherAgentHasItsNameNow) {
