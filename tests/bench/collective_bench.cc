@@ -129,12 +129,15 @@ std::shared_ptr<gloo::rendezvous::Context> ConnectGloo(const std::string& folder
   gloo::transport::tcp::attr attributes("127.0.0.1");
   auto device = gloo::transport::tcp::CreateDevice(attributes);
   auto context = std::make_shared<gloo::rendezvous::Context>(rank, ranks);
-#ifdef GLOO_STORE_HAS_STORE_V2
-  context->connectFullMesh(std::make_shared<gloo::rendezvous::FileStore>(folder), device);
-#else
-  gloo::rendezvous::FileStore store(folder);
-  context->connectFullMesh(store, device);
-#endif
+  // Gloo's interface changed between distributions, without a version to ask for.
+  const auto connect = [&device](auto& c, const auto& store) {
+    if constexpr (requires { c.connectFullMesh(store, device); }) {
+      c.connectFullMesh(store, device);
+    } else {
+      c.connectFullMesh(*store, device);
+    }
+  };
+  connect(*context, std::make_shared<gloo::rendezvous::FileStore>(folder));
   return context;
 }
 
