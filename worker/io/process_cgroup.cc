@@ -138,6 +138,7 @@ ProcessCgroups ProcessCgroups::At(const std::string& parent, const std::string& 
 std::string ProcessCgroups::MakeFor(ProcessId process) const {
   if (!available()) return "";
   const std::string folder = FolderOf(process);
+  mkdir(folder_.c_str(), 0755);  // whoever tidies up may have taken it while it was empty
   if (mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) return "";
   return folder + "/cgroup.procs";
 }

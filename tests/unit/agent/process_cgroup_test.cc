@@ -107,6 +107,13 @@ TEST_F(FakeHierarchy, LeftoversOfAnEarlierAgentAreKilledAndCounted) {
   EXPECT_FALSE(fs::exists(folder + "/rank-1"));
 }
 
+TEST_F(FakeHierarchy, AnEmptyFolderThatSomebodyRemovedIsMadeAgain) {
+  const ProcessCgroups cgroups = Open(AgentFolder());
+  fs::remove_all(cgroups.folder());
+  EXPECT_FALSE(cgroups.MakeFor(ProcessId(3)).empty());
+  EXPECT_TRUE(fs::is_directory(cgroups.folder() + "/rank-3"));
+}
+
 TEST_F(FakeHierarchy, AParentThatCanNotBeWrittenMeansNone) {
   EXPECT_FALSE(ProcessCgroups::At(path_ + "/missing", "/root/a").available());
   const ProcessCgroups none;
