@@ -147,8 +147,6 @@ class Job:
             self._exact_wanted = exact
             self._sum: Union[FlatSum, ExactSum]
             if exact:
-                if not micro_batches and not self.session.is_static:
-                    micro_batches = int(os.environ.get("EVERSTEP_MICRO_BATCHES") or 0)
                 if not micro_batches:
                     raise UsageError("exact reduction needs the size of the global batch: Job(micro_batches=N)")
                 self._sum = ExactSum(trained, micro_batches)
