@@ -257,7 +257,6 @@ void ControllerCore::Impl::Handle(ServerRow& server, const MetricObserved& fact)
   if (job->metrics.size() < kMetricsKept || job->metrics.contains(fact.metric.name)) {
     job->metrics[fact.metric.name] = fact.metric.value;
   }
-  NoteCommitted(*job, fact.metric.step);
   Push(ForwardMetric{fact.job, process->rank, fact.metric.step, fact.metric.name, fact.metric.value});
 }
 
