@@ -120,7 +120,7 @@ class BadInput(EndToEndTest):
             self.refused([agent, "--name", "s1", "--controller", cluster.local()["address"], "--root", f"{folder}/r"], 2, "s1",
                          "--name", logs=True)
             self.refused([agent, "--name", "s 1", "--root", f"{folder}/r"], 2, "--name", "s 1")
-            self.refused([agent, "--name", "s9", "--root", f"{folder}/r", "--devices", "0"], 2, "--devices", "0")
+            self.refused([agent, "--name", "s9", "--root", f"{folder}/r", "--devices", "-1"], 2, "--devices", "-1")
             self.refused([agent, "--name", "s9", "--root", "/proc/none"], 2, "/proc/none")
         self.assertEqual(sorted(cluster.servers()), ["s1", "s2"])
         wait_until(lambda: cluster.server_state("s1") == "SPARE", 10, "the first s1 was not disturbed")
